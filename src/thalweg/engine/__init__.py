@@ -1,0 +1,1 @@
+"""The embedded engine: pools and pages, the step, sampling, generation."""

@@ -1,0 +1,1 @@
+"""Models over the operations. `config` reads without torch, so this package imports nothing."""
