@@ -1,0 +1,33 @@
+"""The operations as a library: one function each, the same on the CPU (reference) and the GPU.
+
+`explain()` says which implementation runs where, and why; `implementation=` or THALWEG_IMPLEMENTATION forces one.
+"""
+
+from thalweg.ops.compressor import CompressPlan, compress
+from thalweg.ops.dispatch import explain
+from thalweg.ops.index_topk import index_topk
+from thalweg.ops.kv_compact import kv_compact
+from thalweg.ops.mhc import mhc_head, mhc_post, mhc_post_pre_norm, mhc_pre
+from thalweg.ops.mqa_logits import mqa_logits, mqa_logits_ragged
+from thalweg.ops.norm_rope_store import norm_rope_q, norm_rope_store, rope_quantise_index_q
+from thalweg.ops.sparse_mla import sparse_mla
+from thalweg.ops.topk import topk
+
+__all__ = [
+    "CompressPlan",
+    "compress",
+    "explain",
+    "index_topk",
+    "kv_compact",
+    "mhc_head",
+    "mhc_post",
+    "mhc_post_pre_norm",
+    "mhc_pre",
+    "mqa_logits",
+    "mqa_logits_ragged",
+    "norm_rope_q",
+    "norm_rope_store",
+    "rope_quantise_index_q",
+    "sparse_mla",
+    "topk",
+]

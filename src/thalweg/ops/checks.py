@@ -1,0 +1,58 @@
+"""Argument checks that the public functions of the operations share: what was given, what is needed."""
+
+import os
+
+import torch
+
+CHECK_VARIABLE = "THALWEG_CHECK"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ValueError(message) unless `condition`."""
+    if not condition:
+        raise ValueError(message)
+
+
+def check_tensor(
+    name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...] | None = None
+) -> None:
+    """Raises ValueError unless `tensor` has `shape` (None = any size) and one of `dtypes` (None = any)."""
+    fits = tensor.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: got shape {list(tensor.shape)}, needs [{wanted}]")
+    if dtypes is not None and tensor.dtype not in dtypes:
+        raise ValueError(f"{name}: got {tensor.dtype}, needs {' or '.join(map(str, dtypes))}")
+
+
+def check_same_device(**tensors: torch.Tensor | None) -> None:
+    """Raises ValueError unless every tensor given lies on one device."""
+    devices = {name: tensor.device for name, tensor in tensors.items() if tensor is not None}
+    if len(set(devices.values())) > 1:
+        raise ValueError(f"arguments lie on different devices: {devices}")
+
+
+def debug_checks() -> bool:
+    """Whether THALWEG_CHECK=1: an active index outside its pool then raises instead of being masked."""
+    value = os.environ.get(CHECK_VARIABLE, "0")
+    if value not in ("0", "1", ""):
+        raise ValueError(f"{CHECK_VARIABLE}={value}: needs 0 or 1")
+    return value == "1"
+
+
+def in_pool(what: str, index: torch.Tensor, active: torch.Tensor, size: int) -> torch.Tensor:
+    """Which of the `active` indices lie in [0, size). With THALWEG_CHECK=1 one that does not raises IndexError.
+
+    -1 is the mark for "none" and never an error.
+    """
+    inside = active & (index >= 0) & (index < size)
+    if debug_checks():
+        wrong = active & (index != -1) & ~inside
+        if bool(wrong.any()):
+            first = int(index[wrong][0])
+            raise IndexError(
+                f"{what}: {int(wrong.sum())} active indices outside the pool of {size}, the first is {first}"
+            )
+    return inside

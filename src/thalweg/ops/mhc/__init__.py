@@ -1,0 +1,130 @@
+"""Manifold-constrained hyper-connections (mHC): n = 4 residual streams, mixed before and after every block.
+
+With r = rsqrt(mean(vec(X)^2) + norm_eps) and m = r (F vec(X)): pre = sigmoid(s0 m + b) + eps, post = 2 sigmoid(s1 m + b),
+comb = the 4 x 4 rest through Sinkhorn. Source: the DeepSeek-V4 technical report, section 2.2.
+"""
+
+import torch
+
+from thalweg.ops import dispatch
+from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.mhc import reference
+
+for _operation, _function in (
+    ("mhc_pre", reference.pre),
+    ("mhc_post", reference.post),
+    ("mhc_post_pre_norm", reference.post_pre_norm),
+    ("mhc_head", reference.head),
+):
+    dispatch.register(_operation, "reference", _function)
+
+
+def mhc_pre(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    *,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+    iterations: int = 20,
+    implementation: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The input of a block and the weights that mix its output back.
+
+    streams [T, n, D] float32, bf16 or float64; fn float32 [n (2 + n), n D]; scale float32 [3]; base float32 [n (2 + n)].
+    Returns (u [T, D] in streams' dtype, post float32 [T, n], comb float32 [T, n, n]); T = 0 gives empty results.
+    Raises ValueError for shapes that do not fit.
+    """
+    _check_streams(streams)
+    n = streams.shape[1]
+    _check_mixer(streams, fn, scale, base, (2 + n) * n, 3)
+    require(iterations >= 1, f"iterations: got {iterations}, needs at least 1")
+    args = (streams, fn, scale, base, norm_eps, hc_eps, iterations)
+    return dispatch.run("mhc_pre", implementation, streams.device, *args)
+
+
+def mhc_post(
+    y: torch.Tensor,
+    streams: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    *,
+    implementation: str | None = None,
+) -> torch.Tensor:
+    """X'_j = post_j y + sum_i comb_ij X_i.
+
+    y [T, D] (the block's output), streams [T, n, D], post float32 [T, n], comb float32 [T, n, n] -> [T, n, D] in streams'
+    dtype. Raises ValueError for shapes that do not fit.
+    """
+    _check_post(y, streams, post, comb)
+    return dispatch.run("mhc_post", implementation, streams.device, y, streams, post, comb)
+
+
+def mhc_post_pre_norm(
+    y: torch.Tensor,
+    streams: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor,
+    *,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+    iterations: int = 20,
+    implementation: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`mhc_post` of one block, `mhc_pre` of the next and the RMSNorm (weight [D]) of the next block's input, in one.
+
+    Returns (X' [T, n, D], normalised u' [T, D], post' float32 [T, n], comb' float32 [T, n, n]). Arguments as in the two.
+    """
+    _check_post(y, streams, post, comb)
+    n, width = streams.shape[1], streams.shape[2]
+    _check_mixer(streams, fn, scale, base, (2 + n) * n, 3)
+    check_tensor("norm_weight", norm_weight, (width,))
+    require(iterations >= 1, f"iterations: got {iterations}, needs at least 1")
+    args = (y, streams, post, comb, fn, scale, base, norm_weight, norm_eps, hc_eps, iterations)
+    return dispatch.run("mhc_post_pre_norm", implementation, streams.device, *args)
+
+
+def mhc_head(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    *,
+    norm_eps: float = 1e-6,
+    hc_eps: float = 1e-6,
+    implementation: str | None = None,
+) -> torch.Tensor:
+    """The streams collapsed into one before the model's last norm: pre alone, with weights of its own.
+
+    streams [T, n, D]; fn float32 [n, n D]; scale float32 [1]; base float32 [n] -> [T, D] in streams' dtype.
+    """
+    _check_streams(streams)
+    _check_mixer(streams, fn, scale, base, streams.shape[1], 1)
+    return dispatch.run("mhc_head", implementation, streams.device, streams, fn, scale, base, norm_eps, hc_eps)
+
+
+def _check_streams(streams: torch.Tensor) -> None:
+    check_tensor("streams", streams, (None, None, None), (torch.float32, torch.bfloat16, torch.float64))
+
+
+def _check_mixer(
+    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, rows: int, scales: int
+) -> None:
+    check_tensor("fn", fn, (rows, streams.shape[1] * streams.shape[2]))
+    check_tensor("scale", scale, (scales,))
+    check_tensor("base", base, (rows,))
+    check_same_device(streams=streams, fn=fn, scale=scale, base=base)
+
+
+def _check_post(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> None:
+    _check_streams(streams)
+    rows, n, width = streams.shape
+    check_tensor("y", y, (rows, width))
+    check_tensor("post", post, (rows, n))
+    check_tensor("comb", comb, (rows, n, n))
+    check_same_device(y=y, streams=streams, post=post, comb=comb)

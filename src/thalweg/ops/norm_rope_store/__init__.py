@@ -1,0 +1,86 @@
+"""What stands between a projection and a cache or a score: norm, rope, quantisation, paged write.
+
+RoPE turns the LAST 2 x len(inverse_frequencies) channels, interleaved pairs. Source: the DeepSeek-V4 technical report;
+byte layouts in `thalweg.layouts`.
+"""
+
+import torch
+
+from thalweg.layouts.registry import layout_of
+from thalweg.ops import dispatch
+from thalweg.ops.checks import check_same_device, check_tensor
+from thalweg.ops.norm_rope_store import reference
+
+dispatch.register("norm_rope_store", "reference", reference.kv_store)
+dispatch.register("norm_rope_q", "reference", reference.query)
+dispatch.register("rope_quantise_index_q", "reference", reference.index_query)
+
+_INTEGER = (torch.int32, torch.int64)
+
+
+def norm_rope_store(
+    kv: torch.Tensor,
+    norm_weight: torch.Tensor,
+    inverse_frequencies: torch.Tensor,
+    positions: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    implementation: str | None = None,
+) -> None:
+    """RMSNorm and rope of latent rows, quantised by the cache's layout and written to their slots, in place.
+
+    kv [T, d] float32 or bf16; norm_weight [d]; inverse_frequencies float32; positions int [T]; cache of any layout of row
+    width d; slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
+    """
+    check_tensor("kv", kv, (None, None))
+    rows, width = kv.shape
+    check_tensor("norm_weight", norm_weight, (width,))
+    check_tensor("positions", positions, (rows,), _INTEGER)
+    check_tensor("slots", slots, (rows,), _INTEGER)
+    layout = layout_of(cache)
+    stored = getattr(layout, "WIDTH", cache.shape[-1])
+    if stored != width:
+        raise ValueError(f"kv: got rows of width {width}, the {layout.NAME} cache stores {stored}")
+    check_same_device(kv=kv, norm_weight=norm_weight, positions=positions, cache=cache, slots=slots)
+    args = (kv, norm_weight, inverse_frequencies, positions, cache, slots, eps)
+    dispatch.run("norm_rope_store", implementation, kv.device, *args)
+
+
+def norm_rope_q(
+    q: torch.Tensor,
+    inverse_frequencies: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    implementation: str | None = None,
+) -> torch.Tensor:
+    """Weightless RMSNorm per head and rope: q [T, H, d], positions int [T] -> [T, H, d] in q's dtype."""
+    check_tensor("q", q, (None, None, None))
+    check_tensor("positions", positions, (q.shape[0],), _INTEGER)
+    check_same_device(q=q, inverse_frequencies=inverse_frequencies, positions=positions)
+    return dispatch.run("norm_rope_q", implementation, q.device, q, inverse_frequencies, positions, eps)
+
+
+def rope_quantise_index_q(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    inverse_frequencies: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    hadamard: bool,
+    quantise: bool,
+    implementation: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indexer's queries: rope, Hadamard rotation (only where the keys have it too), e4m3.
+
+    q [T, Hq, d], weights float32 [T, Hq] (already times d^-1/2 Hq^-1/2), positions int [T]. Returns (q e4m3 [T, Hq, d],
+    weights x the scale of each row and head), or with quantise=False (the exact layout) (q float32, weights unchanged).
+    """
+    check_tensor("q", q, (None, None, None))
+    check_tensor("weights", weights, (q.shape[0], q.shape[1]), (torch.float32,))
+    check_tensor("positions", positions, (q.shape[0],), _INTEGER)
+    check_same_device(q=q, weights=weights, inverse_frequencies=inverse_frequencies, positions=positions)
+    args = (q, weights, inverse_frequencies, positions, hadamard, quantise)
+    return dispatch.run("rope_quantise_index_q", implementation, q.device, *args)

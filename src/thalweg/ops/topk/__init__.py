@@ -1,0 +1,31 @@
+"""Exact selection of the k highest scores of every row, over the row's own length."""
+
+import torch
+
+from thalweg.ops import dispatch
+from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.topk import reference
+
+dispatch.register("topk", "reference", reference.topk)
+
+
+def topk(
+    logits: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    *,
+    ordered: bool = False,
+    deterministic: bool = False,
+    implementation: str | None = None,
+) -> torch.Tensor:
+    """Indices int32 [R, k] of the k highest of logits[r, :lengths[r]], the rest -1.
+
+    logits float32 [R, N], columns past a length may hold anything; lengths int [R], <= 0 = empty row, at most N; k >= 1. The
+    multiset of scores is exact: never too few, never one twice. ordered=True: highest first. Equal scores: any of them, or
+    the lower index first with deterministic=True. Raises ValueError for shapes that do not fit.
+    """
+    check_tensor("logits", logits, (None, None), (torch.float32,))
+    check_tensor("lengths", lengths, (logits.shape[0],), (torch.int32, torch.int64))
+    require(k >= 1, f"k: got {k}, needs at least 1")
+    check_same_device(logits=logits, lengths=lengths)
+    return dispatch.run("topk", implementation, logits.device, logits, lengths, k, ordered, deterministic)
