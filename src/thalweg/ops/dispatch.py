@@ -70,7 +70,7 @@ def resolve(operation: str, device: torch.device, forced: str | None = None) -> 
     from_environment = _parse(value).get(operation)
     if from_environment is not None:
         return _named(operation, device, from_environment, f"{VARIABLE}={value}"), f"forced by {VARIABLE}={value}"
-    rejected = []
+    rejected: list[str] = []
     for candidate in _operations[operation]:
         reason = candidate.unsupported(device)
         if reason is None:
