@@ -1,0 +1,95 @@
+"""The pools of DeepSeek-V4: window rows, c4 and c128 entries, index keys, and the compressors' carried state.
+
+A logical page of 256 tokens owns one c4 page, one index page and one c128 page under the same id in every layer; window
+pages and state rows are numbered apart, because a request keeps few of them however long it grows.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from thalweg.layouts import exact, index_fp8, sizes, v4
+from thalweg.models.config_deepseek_v4 import CSA, HCA, DeepseekV4Config
+
+KV_LAYOUTS = ("v4", "exact")
+_C4_RING = 8
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """How much is allocated, page 0 of each pool (never handed out) included."""
+
+    pages: int
+    """logical pages of 256 tokens"""
+    window_pages: int
+    """window pages of 256 tokens"""
+    state_slots: int
+    """requests whose open compressor windows are held, slot 0 (never handed out) included"""
+
+
+@dataclass(frozen=True)
+class LayerCaches:
+    """One layer's tensors; what its kind of layer does not have is None."""
+
+    window: torch.Tensor
+    compressed: torch.Tensor | None = None
+    compressed_state: torch.Tensor | None = None
+    index_keys: torch.Tensor | None = None
+    index_state: torch.Tensor | None = None
+
+
+def allocate(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, device: torch.device) -> list[LayerCaches]:
+    """Caches of every layer, the MTP blocks' (window only) after the main ones."""
+    ratios = config.compress_ratios + (0,) * config.num_mtp_layers
+    return [_layer(config, ratio, pool, kv_layout, device) for ratio in ratios]
+
+
+def page_slots(ratio: int) -> int:
+    """Compressed entries in a logical page: 64 for c4, 2 for c128."""
+    return sizes.LOGICAL_PAGE_TOKENS // ratio
+
+
+def pool_bytes(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str) -> int:
+    """What `allocate` takes, by the same arithmetic, before anything is allocated."""
+    d, index_d = config.head_dim, config.index_head_dim
+    total = 0
+    for ratio in config.compress_ratios + (0,) * config.num_mtp_layers:
+        total += pool.window_pages * _page_bytes(kv_layout, sizes.LOGICAL_PAGE_TOKENS, d)
+        if ratio in (CSA, HCA):
+            total += pool.pages * _page_bytes(kv_layout, page_slots(ratio), d)
+        if ratio == CSA:
+            index_page = sizes.index_fp8_page_bytes() if kv_layout == "v4" else sizes.exact_page_bytes(64, index_d)
+            total += pool.pages * index_page
+            total += pool.state_slots * _C4_RING * 2 * (2 * d + 2 * index_d) * 4
+        if ratio == HCA:
+            total += pool.state_slots * HCA * 2 * d * 4
+    return total
+
+
+def _page_bytes(kv_layout: str, slots: int, width: int) -> int:
+    return sizes.v4_page_bytes(slots) if kv_layout == "v4" else sizes.exact_page_bytes(slots, width)
+
+
+def _layer(config: DeepseekV4Config, ratio: int, pool: PoolSizes, kv_layout: str, device: torch.device) -> LayerCaches:
+    d, index_d = config.head_dim, config.index_head_dim
+
+    def main(pages: int, slots: int) -> torch.Tensor:
+        if kv_layout == "v4":
+            return v4.allocate(pages, slots, device)
+        return exact.allocate(pages, slots, d, device)
+
+    def state(ring: int, width: int) -> torch.Tensor:
+        return torch.zeros(pool.state_slots, ring, 2, width, dtype=torch.float32, device=device)
+
+    window = main(pool.window_pages, sizes.LOGICAL_PAGE_TOKENS)
+    if ratio == CSA:
+        keys = (
+            index_fp8.allocate(pool.pages, page_slots(CSA), device)
+            if kv_layout == "v4"
+            else exact.allocate(pool.pages, page_slots(CSA), index_d, device)
+        )
+        compressed = main(pool.pages, page_slots(CSA))
+        return LayerCaches(window, compressed, state(_C4_RING, 2 * d), keys, state(_C4_RING, 2 * index_d))
+    if ratio == HCA:
+        return LayerCaches(window, main(pool.pages, page_slots(HCA)), state(HCA, d))
+    return LayerCaches(window)

@@ -1,0 +1,52 @@
+"""The mixture of experts of DeepSeek-V4: scored or hash routing, routed experts, one shared expert."""
+
+import torch
+from torch.nn import functional
+
+from thalweg.models.config_deepseek_v4 import DeepseekV4Config
+from thalweg.models.linear import Weights
+from thalweg.models.moe import SwiGlu, routed_sum
+
+
+class Experts:
+    """Weights under `layers.N.ffn`. Hash layers choose experts by token id; the weights are scored all the same."""
+
+    def __init__(self, config: DeepseekV4Config, hash_routed: bool, weights: Weights) -> None:
+        self.top_k, self.scaling = config.num_experts_per_token, config.routed_scaling_factor
+        self.scoring, self.normalise = config.scoring_func, config.norm_topk_prob
+        self.gate = weights.linear("gate")
+        self.token_experts = weights.take("gate.tid2eid").long() if hash_routed else None
+        self.bias = None if hash_routed else weights.take("gate.bias").float()
+        self.shared = _swiglu(weights.scope("shared_experts"), config.swiglu_limit)
+        self.experts = [
+            _swiglu(weights.scope(f"experts.{expert}"), config.swiglu_limit) for expert in range(config.num_experts)
+        ]
+
+    def __call__(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """x [T, D], tokens int64 [T] -> [T, D]."""
+        chosen, weights = self.route(x, tokens)
+        return routed_sum(x, self.experts, chosen, weights) + self.shared(x)
+
+    def route(self, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(experts int64 [T, k], weights float32 [T, k]). Equal scores: lower expert first."""
+        scores = _score(self.gate(x).float(), self.scoring)
+        if self.token_experts is not None:
+            chosen = self.token_experts[tokens]
+        else:
+            assert self.bias is not None
+            order = torch.sort(scores + self.bias, dim=1, descending=True, stable=True).indices
+            chosen = order[:, : self.top_k]
+        weights = scores.gather(1, chosen)
+        if self.normalise:
+            weights = weights / weights.sum(dim=1, keepdim=True)
+        return chosen, weights * self.scaling
+
+
+def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
+    if scoring == "sqrtsoftplus":
+        return functional.softplus(logits).sqrt()
+    return logits.sigmoid() if scoring == "sigmoid" else logits.softmax(dim=1)
+
+
+def _swiglu(weights: Weights, limit: float | None) -> SwiGlu:
+    return SwiGlu(weights.linear("w1"), weights.linear("w3"), weights.linear("w2"), limit)
