@@ -38,9 +38,11 @@ class LayerCaches:
     index_state: torch.Tensor | None = None
 
 
-def allocate(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, device: torch.device) -> list[LayerCaches]:
-    """Caches of every layer, the MTP blocks' (window only) after the main ones."""
-    ratios = config.compress_ratios + (0,) * config.num_mtp_layers
+def allocate(
+    config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, device: torch.device, *, num_mtp: int = 0
+) -> list[LayerCaches]:
+    """Caches of every layer, those of `num_mtp` MTP blocks (window only) after the main ones."""
+    ratios = config.compress_ratios + (0,) * num_mtp
     return [_layer(config, ratio, pool, kv_layout, device) for ratio in ratios]
 
 
@@ -49,11 +51,11 @@ def page_slots(ratio: int) -> int:
     return sizes.LOGICAL_PAGE_TOKENS // ratio
 
 
-def pool_bytes(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str) -> int:
+def pool_bytes(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, *, num_mtp: int = 0) -> int:
     """What `allocate` takes, by the same arithmetic, before anything is allocated."""
     d, index_d = config.head_dim, config.index_head_dim
     total = 0
-    for ratio in config.compress_ratios + (0,) * config.num_mtp_layers:
+    for ratio in config.compress_ratios + (0,) * num_mtp:
         total += pool.window_pages * _page_bytes(kv_layout, sizes.LOGICAL_PAGE_TOKENS, d)
         if ratio in (CSA, HCA):
             total += pool.pages * _page_bytes(kv_layout, page_slots(ratio), d)

@@ -6,6 +6,7 @@ import torch
 
 from thalweg.layouts import index_fp8
 from thalweg.layouts.registry import layout_of
+from thalweg.layouts.work import Work, count
 from thalweg.ops.checks import in_pool
 
 # Query rows x heads x keys scored at once, in elements: bounds the float64 block to 64 MiB.
@@ -61,6 +62,7 @@ def score_requests(
 
 def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     """sum_h weights_h relu(q_h . k) x the key's scale: float32 [rows, keys], float64 inside."""
+    count(Work(keys_scored=q.shape[0] * keys.shape[0]))
     q, wide_keys = q.float().double(), keys.double()
     out = torch.empty(q.shape[0], keys.shape[0], device=q.device)
     block = max(1, _BLOCK_ELEMENTS // max(1, q.shape[1] * keys.shape[0]))

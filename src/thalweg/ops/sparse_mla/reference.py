@@ -3,6 +3,7 @@
 import torch
 
 from thalweg.layouts.registry import layout_of
+from thalweg.layouts.work import Work, count, is_counting
 from thalweg.ops.checks import in_pool
 
 VALUE_DIM = 512
@@ -29,6 +30,8 @@ def sparse_mla(
         keys, where = torch.cat((keys, extra_keys)), torch.cat((where, extra_where), dim=1)
     out = torch.empty(*q.shape[:2], VALUE_DIM, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    if is_counting():
+        count(Work(entries_attended=int((where >= 0).sum())))
     block = max(1, _BLOCK_ELEMENTS // max(1, where.shape[1] * keys.shape[1]))
     for start in range(0, q.shape[0], block):
         rows = slice(start, start + block)
