@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def load_weights(
     held = {Kind.COMPUTE: dtype, Kind.FLOAT32: torch.float32, Kind.INTEGER: torch.int64}
     weights = {}
     for name, recipe in recipes.items():
-        values = decoders[name](lambda role, recipe=recipe: _read(recipe.pieces[role], device))  # type: ignore[misc]
+        values = decoders[name](partial(_read_role, recipe, device))
         weights[name] = values.to(held[expected[name].kind])
     return weights
 
@@ -115,6 +116,10 @@ def _check_scale(scale: Piece, shape: tuple[int, ...], dtypes: tuple[str, ...]) 
             f"{scale.header.file}: {scale.header.name} is {scale.header.dtype} {list(scale.shape)}; "
             f"its weight asks for {' or '.join(dtypes)} {list(shape)}"
         )
+
+
+def _read_role(recipe: Recipe, device: torch.device, role: Role) -> Tensor:
+    return _read(recipe.pieces[role], device)
 
 
 def _read(piece: Piece, device: torch.device) -> Tensor:

@@ -92,6 +92,8 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
         entries = json.loads(text)
         entries.pop("__metadata__", None)
         headers = {name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()}
+    except UserError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{file}: corrupt safetensors header") from None
     end = max((header.offset + header.nbytes for header in headers.values()), default=0)

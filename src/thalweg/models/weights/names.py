@@ -50,8 +50,8 @@ _ROLE_SUFFIXES = (
 )
 # Scales of activations and of the KV cache (ModelOpt, compressed-tensors): nothing here quantises by them.
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".k_scale", ".v_scale")
-# Written by older exporters; it is a function of the configuration.
-_DERIVED = (".rotary_emb.inv_freq",)
+# Functions of the configuration that some exporters write all the same.
+_DERIVED = (".rotary_emb.inv_freq", ".weight_shape")
 
 _V4_TOP = {
     "embed_tokens.weight": "embed.weight",

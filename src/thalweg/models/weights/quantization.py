@@ -23,27 +23,28 @@ _UE8M0 = (*(2.0 ** (byte - 127) for byte in range(255)), float("nan"))
 def decode_ue8m0(scales: Tensor) -> Tensor:
     """uint8 (or float8_e8m0fnu) of any shape -> float32, 2^(byte - 127)."""
     table = torch.tensor(_UE8M0, dtype=torch.float32, device=scales.device)
-    return table[scales.view(torch.uint8).long()]
+    return table.index_select(0, scales.view(torch.uint8).int().flatten()).reshape(scales.shape)
 
 
 def unpack_e2m1(packed: Tensor) -> Tensor:
     """uint8 or int8 [..., K/2] -> float32 [..., K]."""
     codes = packed.view(torch.uint8)
     table = torch.tensor(_E2M1, dtype=torch.float32, device=packed.device)
-    return table[torch.stack((codes & 0x0F, codes >> 4), dim=-1).flatten(-2).long()]
+    columns = torch.stack((codes & 0x0F, codes >> 4), dim=-1).flatten(-2)
+    return table.index_select(0, columns.int().flatten()).reshape(columns.shape)
 
 
 def dequantize_fp8(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
-    """float8_e4m3fn [N, K], scales (float32, bfloat16, or ue8m0 as uint8) [ceil(N/rows), ceil(K/columns)] -> float32."""
+    """float8_e4m3fn [N, K] -> float32. `scales` [ceil(N/rows), ceil(K/columns)]: floating point, or ue8m0 as uint8."""
     rows, columns = block
     spread = _scales_as_float(scales).repeat_interleave(rows, 0)[: weight.shape[0]]
     spread = spread.repeat_interleave(columns, 1)[:, : weight.shape[1]]
-    return weight.float() * spread
+    return weight.float().mul_(spread)
 
 
 def dequantize_mxfp4(packed: Tensor, scales: Tensor) -> Tensor:
     """uint8 or int8 [N, K/2], ue8m0 as uint8 [N, K/32] -> float32 [N, K]."""
-    return unpack_e2m1(packed) * decode_ue8m0(scales).repeat_interleave(MXFP4_BLOCK, -1)
+    return unpack_e2m1(packed).mul_(decode_ue8m0(scales).repeat_interleave(MXFP4_BLOCK, -1))
 
 
 def dequantize_nvfp4(packed: Tensor, scales: Tensor, factor: Tensor, *, divide: bool) -> Tensor:
@@ -51,11 +52,10 @@ def dequantize_nvfp4(packed: Tensor, scales: Tensor, factor: Tensor, *, divide: 
 
     `divide`: `factor` is compressed-tensors' divisor, not ModelOpt's multiplier.
     """
-    values = unpack_e2m1(packed) * scales.float().repeat_interleave(
-        NVFP4_BLOCK, -1
-    )  # exact: at most 6 significant bits
+    # The first product is exact in float32 (2 + 4 significant bits), so the value is rounded once.
+    values = unpack_e2m1(packed).mul_(scales.float().repeat_interleave(NVFP4_BLOCK, -1))
     factor = factor.float().reshape(())
-    return values / factor if divide else values * factor
+    return values.div_(factor) if divide else values.mul_(factor)
 
 
 def _scales_as_float(scales: Tensor) -> Tensor:
