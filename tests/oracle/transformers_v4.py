@@ -72,8 +72,8 @@ def open_with_thalweg(
     oracle.save_pretrained(folder)
     config = read_config(folder)
     assert isinstance(config, DeepseekV4Config)
-    tensors = load_weights(folder, config)
-    return config, DeepseekV4Model(config, Weights(tensors, batch_invariant=True))
+    tensors = load_weights(folder, config, dtype=torch.float64)
+    return config, DeepseekV4Model(config, Weights(tensors, torch.float32, batch_invariant=True))
 
 
 class PagedRun:
