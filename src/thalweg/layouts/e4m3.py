@@ -18,13 +18,14 @@ def amax_scale(values: torch.Tensor) -> torch.Tensor:
 
 
 def ue8m0_ceil(scale: torch.Tensor) -> torch.Tensor:
-    """uint8 exponent codes of the smallest powers of two >= `scale` (float32, positive, normal).
+    """uint8 exponent codes of the smallest powers of two >= `scale` (float32, positive, normal); inf and NaN give 255.
 
     By the float's bits, because torch's own e8m0 conversion rounds to nearest and log2 is inexact near powers of two.
     """
     bits = scale.contiguous().view(torch.int32)
-    exponent = bits >> 23
-    return (exponent + ((bits & 0x7FFFFF) != 0).int()).to(torch.uint8)
+    exponent = (bits >> 23) & 0xFF
+    # Without the clamp a NaN's code would wrap to 0 and turn its whole group into numbers near 2^-127.
+    return (exponent + ((bits & 0x7FFFFF) != 0).int()).clamp(max=255).to(torch.uint8)
 
 
 def ue8m0_value(codes: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,20 @@
 import torch
 
 
-def check_cache(cache: torch.Tensor, dtype: torch.dtype, width: int, layout: str) -> None:
-    """Raises ValueError unless `cache` is `[pages, page_slots, 1, width]` of `dtype`, packed inside a page."""
-    if cache.dtype != dtype or cache.dim() != 4 or cache.shape[2] != 1 or cache.shape[3] != width:
+def check_cache(cache: torch.Tensor, dtype: torch.dtype, width: int | None, layout: str) -> None:
+    """Raises ValueError unless `cache` is `[pages, page_slots, 1, width]` (None: any width) of `dtype`, packed in a page."""
+    if cache.dtype != dtype or cache.dim() != 4 or cache.shape[2] != 1 or cache.shape[3] != (width or cache.shape[3]):
         raise ValueError(
-            f"{layout} cache: got {cache.dtype} {tuple(cache.shape)}, needs {dtype} [pages, page_slots, 1, {width}]"
+            f"{layout} cache: got {cache.dtype} {tuple(cache.shape)}, "
+            f"needs {dtype} [pages, page_slots, 1, {width or 'width'}]"
         )
+    width = cache.shape[3]
     if cache.stride(3) != 1 or (cache.shape[1] > 1 and cache.stride(1) != width):
         raise ValueError(f"{layout} cache: bytes inside a page must be packed, got strides {cache.stride()}")
+    if cache.shape[0] > 1 and cache.stride(0) < cache.shape[1] * width:
+        raise ValueError(
+            f"{layout} cache: pages overlap, got page stride {cache.stride(0)}, needs at least {cache.shape[1] * width}"
+        )
 
 
 def page_view(cache: torch.Tensor, page_elements: int) -> torch.Tensor:

@@ -17,14 +17,15 @@ _BY_SIGNATURE: dict[tuple[torch.dtype, int], ModuleType] = {
 def layout_of(cache: torch.Tensor) -> ModuleType:
     """The layout module (`NAME`, `read`, `write`, `check`) of `cache` `[pages, page_slots, 1, width]`.
 
-    Raises ValueError, naming the layouts that exist, where none fits or the bytes inside a page are not packed.
+    Raises ValueError, naming the layouts that exist, where none fits; also where the bytes inside a page are not packed or
+    pages overlap.
     """
-    layout = exact if cache.dtype == torch.float32 else _BY_SIGNATURE.get((cache.dtype, cache.shape[-1]))
+    width = cache.shape[-1] if cache.dim() else 0
+    layout = exact if cache.dtype == torch.float32 else _BY_SIGNATURE.get((cache.dtype, width))
     if layout is None:
-        known = ", ".join(f"{m.NAME} ({dtype}, width {width})" for (dtype, width), m in _BY_SIGNATURE.items())
+        known = ", ".join(f"{m.NAME} ({dtype}, width {row})" for (dtype, row), m in _BY_SIGNATURE.items())
         raise ValueError(
-            f"no layout has {cache.dtype} rows of width {cache.shape[-1]}; "
-            f"known: {known}, exact (torch.float32, any width)"
+            f"no layout has {cache.dtype} rows of width {width}; known: {known}, exact (torch.float32, any width)"
         )
     layout.check(cache)
     return layout
