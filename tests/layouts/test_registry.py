@@ -18,7 +18,7 @@ from thalweg.layouts.registry import layout_of
     ],
 )
 def test_dtype_and_width_name_the_layout(cache: torch.Tensor, name: str) -> None:
-    assert layout_of(cache).NAME == name
+    assert name == layout_of(cache).NAME
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_dtype_and_width_name_the_layout(cache: torch.Tensor, name: str) -> None
     ],
 )
 def test_an_unknown_row_is_refused_naming_what_exists(cache: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="v4.*index_fp8.*v32.*mla_bf16.*exact"):
+    with pytest.raises(ValueError, match=r"v4.*index_fp8.*v32.*mla_bf16.*exact"):
         layout_of(cache)
 
 
