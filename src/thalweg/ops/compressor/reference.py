@@ -35,10 +35,11 @@ def compress(
     completes = inside & (positions % ratio == ratio - 1) & (state_slots >= 0)
     for rows in completes.nonzero().squeeze(1).split(_BLOCK):
         kv_slots, gate_slots = _gather(kv, gate, state, positions, state_slots, rows)
-        pooled = _pool(kv_slots, gate_slots, ape, positions[rows], ratio).to(kv.dtype)
+        pooled = _pool(kv_slots, gate_slots, ape, positions[rows], ratio)
         entry = rotate(rms_norm(pooled, norm_weight, eps), positions[rows] - (ratio - 1), inverse_frequencies)
         if rotate_hadamard:
             entry = hadamard(entry)
+        entry = entry.float()
         layout = layout_of(cache)
         if layout is not exact:
             entry = entry.to(torch.bfloat16)  # before amax and e4m3, as SGLang does: bytes are compared

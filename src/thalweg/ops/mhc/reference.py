@@ -15,6 +15,20 @@ def pre(
     iterations: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The block's input, and what mixes its output back: see `thalweg.ops.mhc_pre`."""
+    u, post_weight, comb = _pre(streams, fn, scale, base, norm_eps, hc_eps, iterations)
+    return u.to(streams.dtype), post_weight, comb
+
+
+def _pre(
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`pre` with the input still in float64: what follows in the same operation does not round it twice."""
     n = streams.shape[1]
     mixes = _mixes(streams, fn, norm_eps)
     scale, base = scale.double(), base.double()
@@ -56,8 +70,8 @@ def post_pre_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """post of one block, pre of the next, and the weighted RMSNorm of its input."""
     streams = post(y, streams, post_weight, comb)
-    u, next_post, next_comb = pre(streams, fn, scale, base, norm_eps, hc_eps, iterations)
-    return streams, rms_norm(u, norm_weight, norm_eps), next_post, next_comb
+    u, next_post, next_comb = _pre(streams, fn, scale, base, norm_eps, hc_eps, iterations)
+    return streams, rms_norm(u, norm_weight, norm_eps).to(streams.dtype), next_post, next_comb
 
 
 def head(
@@ -65,7 +79,7 @@ def head(
 ) -> torch.Tensor:
     """The streams collapsed before the last norm."""
     weight = torch.sigmoid(_mixes(streams, fn, norm_eps) * scale.double() + base.double()) + hc_eps
-    return _collapse(weight, streams)
+    return _collapse(weight, streams).to(streams.dtype)
 
 
 def _mixes(streams: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
@@ -73,4 +87,4 @@ def _mixes(streams: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Te
 
 
 def _collapse(weight: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("ti,tid->td", weight, streams.double()).to(streams.dtype)
+    return torch.einsum("ti,tid->td", weight, streams.double())

@@ -1,4 +1,8 @@
-"""q, kv and index q: norm, rope, quantise, paged write. Plain PyTorch."""
+"""q, kv and index q: norm, rope, quantise, paged write. Plain PyTorch.
+
+float64 from the input to the end and one rounding there, whatever the input's dtype: a bf16 value between norm and rope
+would change bytes of the cache.
+"""
 
 import torch
 
@@ -18,14 +22,14 @@ def kv_store(
     eps: float,
 ) -> None:
     """Window rows: RMSNorm, rope, then the layout's own rounding."""
-    rows = rotate(rms_norm(kv, norm_weight, eps), positions, inverse_frequencies)
+    rows = rotate(rms_norm(kv.double(), norm_weight, eps), positions, inverse_frequencies).float()
     inside = in_pool("norm_rope_store slots", slots, slots >= 0, cache.shape[0] * cache.shape[1])
     layout_of(cache).write(cache, torch.where(inside, slots, -1), rows)
 
 
 def query(q: torch.Tensor, inverse_frequencies: torch.Tensor, positions: torch.Tensor, eps: float) -> torch.Tensor:
     """Weightless RMSNorm per head, then rope."""
-    return rotate(rms_norm(q, None, eps), positions, inverse_frequencies)
+    return rotate(rms_norm(q.double(), None, eps), positions, inverse_frequencies).to(q.dtype)
 
 
 def index_query(
@@ -37,10 +41,10 @@ def index_query(
     quantise: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rope, Hadamard, e4m3; the scale goes into the head weight, where the ReLU lets a positive factor through."""
-    q = rotate(q, positions, inverse_frequencies)
+    q = rotate(q.double(), positions, inverse_frequencies)
     if rotate_hadamard:
         q = hadamard(q)
     if not quantise:
         return q.float(), weights
-    codes, scale = encode(q)
+    codes, scale = encode(q.float())
     return codes, weights * scale
