@@ -26,13 +26,17 @@ def index_topk(
     """The k highest-scoring cache entries of every row: min(k, length) of them, the rest -1.
 
     Arguments as `thalweg.ops.mqa_logits`; rows of one request are adjacent. k >= 1; page_slots: slots a page of the cache
-    that the slots are for (default: as many as the index cache has keys a page), through the same page table. Returns
+    that the slots are for, whose pages have the same ids (default, and least: the index cache's keys a page). Returns
     (indices int32 [R, k], slots int32 [R, k]), unordered; equal scores: any, or with deterministic=True the lower index
-    first. No buffer grows with the table's width. Raises ValueError for shapes that do not fit.
+    first. The slot of an entry whose page is not in the pool is -1. No buffer grows with the table's width. Raises
+    ValueError for shapes that do not fit.
     """
     check_index_arguments(q, cache, weights, lengths, page_table, row_to_request)
     require(k >= 1, f"k: got {k}, needs at least 1")
     page_slots = cache.shape[1] if page_slots is None else page_slots
-    require(page_slots >= 1, f"page_slots: got {page_slots}, needs at least 1")
+    require(
+        page_slots >= cache.shape[1],
+        f"page_slots: got {page_slots}, needs at least the {cache.shape[1]} keys of an index page",
+    )
     args = (q, cache, weights, lengths, page_table, k, row_to_request, page_slots, deterministic)
     return dispatch.run("index_topk", implementation, q.device, *args)

@@ -19,18 +19,19 @@ def index_topk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.index_topk`: always deterministic here."""
     indices = torch.full((q.shape[0], k), -1, dtype=torch.int32, device=q.device)
-    if row_to_request is None:
-        row_to_request = torch.arange(q.shape[0], device=q.device)
-    for rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
+    slots = torch.full_like(indices, -1)
+    for request, rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
         indices[rows] = select(scores, row_lengths, k)
-    return indices, to_slots(indices, page_table, row_to_request, page_slots)
+        slots[rows] = to_slots(indices[rows], page_table[request], cache.shape[0], cache.shape[1], page_slots)
+    return indices, slots
 
 
 def to_slots(
-    indices: torch.Tensor, page_table: torch.Tensor, row_to_request: torch.Tensor, page_slots: int
+    indices: torch.Tensor, pages: torch.Tensor, pool_pages: int, page_keys: int, page_slots: int
 ) -> torch.Tensor:
-    """Entry indices of each row's request to slots of a cache with `page_slots` slots a page; -1 stays -1."""
+    """Entries of one request to slots of a cache with `page_slots` slots a page; -1, also where the page is in no pool."""
     entry = indices.clamp(min=0).long()
-    page = page_table[row_to_request.long().unsqueeze(1), entry // page_slots]
-    slots = page.long() * page_slots + entry % page_slots
-    return torch.where((indices >= 0) & (page >= 0), slots, -1).to(torch.int32)
+    page = pages[entry // page_keys].long()
+    slots = page * page_slots + entry % page_keys
+    # Masked before the cast: a page id past the pool could wrap to the slot of somebody else.
+    return torch.where((indices >= 0) & (page >= 0) & (page < pool_pages), slots, -1).to(torch.int32)

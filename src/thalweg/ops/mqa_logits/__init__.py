@@ -35,9 +35,10 @@ def mqa_logits(
     q [R, Hq, 128] e4m3 for an index_fp8 cache, float32 [R, Hq, d] for an exact one; cache [P, keys, 1, .]; weights float32
     [R, Hq]; lengths int [R], <= 0 = empty row; page_table int [B, W]; row_to_request int [R] or None (row r is request r);
     out float32 [R, at least keys x W] or None (allocated at that width: pass a trimmed table where the ceiling is wide).
-    Only live columns are written; clean=True also writes -inf past each length up to the width of `out`. A live page that is
-    not in the pool raises with THALWEG_CHECK=1 and scores -inf otherwise. Returns `out`. Raises ValueError for shapes that
-    do not fit.
+    Only live columns are written; clean=True also writes -inf past each length up to the width of `out`. With
+    THALWEG_CHECK=1 these raise IndexError: a live page that is not in the pool (scores -inf otherwise), a live row's request
+    that is not in the table (an empty row otherwise), a length past the table's width (clipped otherwise). Returns `out`.
+    Raises ValueError for shapes that do not fit.
     """
     check_index_arguments(q, cache, weights, lengths, page_table, row_to_request)
     width = cache.shape[1] * page_table.shape[1]
@@ -63,7 +64,8 @@ def mqa_logits_ragged(
     """Scores of row r against keys[starts[r]:ends[r]] of one contiguous key array: ragged prefill.
 
     q [R, Hq, d], keys [N, d] both e4m3 with scales float32 [N], or both float32 with scales None; weights float32 [R, Hq];
-    starts, ends int [R]; out float32 [R, N] or None. Only live columns are written. Returns `out`.
+    starts, ends int [R], clipped to [0, N] (outside it IndexError with THALWEG_CHECK=1), end <= start = empty row; out
+    float32 [R, N] or None. Only live columns are written. Returns `out`. Raises ValueError for shapes that do not fit.
     """
     check_tensor("q", q, (None, None, None), (torch.float8_e4m3fn, torch.float32))
     rows, heads, width = q.shape

@@ -9,7 +9,7 @@ from thalweg.layouts.registry import layout_of
 from thalweg.layouts.work import Work, count
 from thalweg.ops.checks import in_pool
 
-# Query rows x heads x keys scored at once, in elements: bounds the float64 block to 64 MiB.
+# Query rows x heads x keys scored at once, in elements (one row at least): a float64 block of 64 MiB.
 _BLOCK_ELEMENTS = 8 * 2**20
 
 
@@ -24,7 +24,7 @@ def mqa_logits(
     clean: bool,
 ) -> torch.Tensor:
     """See `thalweg.ops.mqa_logits`."""
-    for rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
+    for _, rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
         column = torch.arange(scores.shape[1], device=q.device)
         live = column < row_lengths.unsqueeze(1)
         out[rows, : scores.shape[1]] = torch.where(live, scores, out[rows, : scores.shape[1]])
@@ -41,23 +41,26 @@ def score_requests(
     lengths: torch.Tensor,
     page_table: torch.Tensor,
     row_to_request: torch.Tensor | None,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """For each request with live keys: (its rows, their lengths, scores float32 [rows, longest]). Keys are read once."""
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For each request with live keys: (it, its rows, their lengths, scores float32 [rows, longest]). Keys are read once."""
     page_keys = cache.shape[1]
+    requests, span = page_table.shape[0], page_table.shape[1] * page_keys
     if row_to_request is None:
         row_to_request = torch.arange(q.shape[0], device=q.device)
-    for request in torch.unique(row_to_request[lengths > 0]).tolist():
-        rows = ((row_to_request == request) & (lengths > 0)).nonzero().squeeze(1)
-        longest = int(lengths[rows].max())
+    live = in_pool("row_to_request", row_to_request, lengths > 0, requests)
+    in_pool("lengths (last live entry)", lengths - 1, live, span)
+    for request in torch.unique(row_to_request[live]).tolist():
+        rows = ((row_to_request == request) & live).nonzero().squeeze(1)
+        longest = min(int(lengths[rows].max()), span)
         pages = page_table[request, : -(-longest // page_keys)].long()
         known = in_pool("page_table", pages, torch.ones_like(pages, dtype=torch.bool), cache.shape[0])
         entry = torch.arange(longest, device=q.device)
         reachable = known[entry // page_keys]
         slots = pages[entry // page_keys] * page_keys + entry % page_keys
-        keys, scales = _read(cache, torch.where(reachable, slots, 0)[reachable])
+        keys, scales = _read(cache, slots[reachable])
         scores = torch.full((rows.numel(), longest), float("-inf"), device=q.device)
         scores[:, reachable] = score(q[rows], weights[rows], keys, scales)
-        yield rows, lengths[rows], scores
+        yield request, rows, lengths[rows], scores
 
 
 def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
@@ -86,13 +89,18 @@ def mqa_logits_ragged(
 ) -> torch.Tensor:
     """See `thalweg.ops.mqa_logits_ragged`."""
     live = ends > starts
-    if bool(live.any()):
-        first, last = int(starts[live].min()), int(ends[live].max())
+    in_pool("starts", starts, live, keys.shape[0])
+    in_pool("ends (last live key)", ends - 1, live, keys.shape[0])
+    starts, ends = starts.clamp(min=0), ends.clamp(max=keys.shape[0])
+    live = ends > starts
+    # Rows that start together, as those of one request do: every other request's keys are none of their work.
+    for first in torch.unique(starts[live]).tolist():
+        rows = (live & (starts == first)).nonzero().squeeze(1)
+        last = int(ends[rows].max())
         part = None if scales is None else scales[first:last]
-        scores = score(q, weights, keys[first:last].float(), part)
-        column = torch.arange(first, last, device=q.device)
-        inside = (column >= starts.unsqueeze(1)) & (column < ends.unsqueeze(1))
-        out[:, first:last] = torch.where(inside, scores, out[:, first:last])
+        scores = score(q[rows], weights[rows], keys[first:last].float(), part)
+        inside = torch.arange(first, last, device=q.device) < ends[rows].unsqueeze(1)
+        out[rows, first:last] = torch.where(inside, scores, out[rows, first:last])
     return out
 
 
