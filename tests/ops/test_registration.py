@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import thalweg.ops  # noqa: F401  (registers the operations)
+import thalweg.ops
 from thalweg.layouts import exact, v4
 
 FREQUENCIES = torch.tensor([1.0, 0.1])
