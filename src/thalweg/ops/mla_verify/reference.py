@@ -51,10 +51,9 @@ def mla_verify(
 
 
 def _visible(parents: torch.Tensor | None, mask: torch.Tensor | None, request: int) -> torch.Tensor:
-    """bool [N, N]: which nodes each node of a request sees, itself included; an all-False row for padding."""
+    """bool [N, N]: which nodes each node of a request sees, itself included; where it does not see itself it is padding."""
     if mask is not None:
-        real = mask[request].diagonal()
-        return mask[request] & real & real.unsqueeze(1)
+        return mask[request]
     assert parents is not None
     return ancestors(parents[request].long())
 
