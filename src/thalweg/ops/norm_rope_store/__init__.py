@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor
+from thalweg.ops.checks import check_same_device, check_tensor, require
 from thalweg.ops.norm_rope_store import reference
 
 dispatch.register("norm_rope_store", "reference", reference.kv_store)
@@ -32,12 +32,14 @@ def norm_rope_store(
 ) -> None:
     """RMSNorm and rope of latent rows, quantised by the cache's layout and written to their slots, in place.
 
-    kv [T, d] float32 or bf16; norm_weight [d]; inverse_frequencies float32; positions int [T]; cache of any layout of row
-    width d; slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
+    kv [T, d] float32 or bf16; norm_weight [n]: the norm is over the first n channels (V4: all 512; MLA: 512 of 576, the
+    rope channels stand outside of it); inverse_frequencies float32; positions int [T]; cache of any layout of row width d;
+    slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
     """
     check_tensor("kv", kv, (None, None))
     rows, width = kv.shape
-    check_tensor("norm_weight", norm_weight, (width,))
+    check_tensor("norm_weight", norm_weight, (None,))
+    require(norm_weight.numel() <= width, f"norm_weight: got {norm_weight.numel()} channels, kv has {width}")
     check_tensor("positions", positions, (rows,), _INTEGER)
     check_tensor("slots", slots, (rows,), _INTEGER)
     layout = layout_of(cache)
