@@ -134,10 +134,13 @@ class _Running:
 def _weighted_sum(weights: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """weights [N, H, K] times values [K, 512]. A NaN in a node's row reaches nobody who does not see that node."""
     values = keys[:, :LATENT_DIM]
+    partly_seen = (~seen.all(dim=0)).nonzero().squeeze(1)
+    poisoned = partly_seen[~values[partly_seen].isfinite().all(dim=1)]
+    if not poisoned.numel():
+        return weights @ values
     # Weight 0 x NaN is NaN: such rows are left out of the product, and added to those who see them.
-    poisoned = ~values.isfinite().all(dim=1) & ~seen.all(dim=0)
-    product = weights @ torch.where(poisoned.unsqueeze(1), 0.0, values)
-    for column in poisoned.nonzero().squeeze(1).tolist():
+    product = weights @ values.index_fill(0, poisoned, 0.0)
+    for column in poisoned.tolist():
         share = weights[:, :, column].unsqueeze(-1) * values[column]
         product += torch.where(seen[:, column].view(-1, 1, 1), share, 0.0)
     return product
