@@ -30,6 +30,11 @@ class Allocations(TorchDispatchMode):
         given = {
             t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if is_tensor(t)
         }
+        if func.namespace == "thalweg":
+            # Straight to the implementation with the mode still on: a call would run it out of the mode's sight.
+            with self:
+                result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
+            return result
         result = func(*args, **(kwargs or {}))
         for made in torch.utils._pytree.tree_leaves(result):
             if is_tensor(made) and made.untyped_storage().data_ptr() not in given:
@@ -83,7 +88,7 @@ def test_a_ceiling_that_nobody_uses_changes_no_bit_and_costs_no_byte(operation: 
     for width in WIDTHS:  # so that buffers and caches of the process are there
         run(operation, rows, width)
     first, sizes, work = run(operation, rows, WIDTHS[0])
-    assert sum(sizes) > 0 and not first.float().isnan().any()
+    assert len(sizes) > 10 and not first.float().isnan().any()
     for width in WIDTHS[1:]:
         other, other_sizes, other_work = run(operation, rows, width)
         assert torch.equal(other, first)
@@ -106,3 +111,8 @@ def test_the_count_of_allocations_sees_a_buffer_as_wide_as_the_table() -> None:
 
     for width in WIDTHS:
         assert 4 * 64 * width * 4 in run(allocate, 4, width)[1]
+
+
+def test_the_count_of_allocations_sees_inside_an_operation() -> None:
+    """The keys of the request, decoded to float64, are made inside index_topk: 7,168 x 128 x 8 B."""
+    assert KEYS * 128 * 8 in run(select, 1, WIDTHS[0])[1]

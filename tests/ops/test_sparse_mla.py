@@ -130,10 +130,10 @@ def test_large_scores_neither_overflow_nor_vanish(size: float) -> None:
     cache, known = filled(g, "exact", 2, 16)
     direction = torch.from_numpy(known[16]).float()
     q = (direction * size).view(1, 1, 512)
-    indices = torch.arange(16, 32).view(1, 16)
+    indices = torch.full((1, 3), 16)
     out, lse = sparse_mla(q, cache, indices, sink=torch.zeros(1), scale=SCALE)
     want = attention(q[0], live_rows(indices[0], None, known), None, SCALE)
-    assert abs(want[1][0]) > 1000
+    assert abs(want[1][0]) > 5000
     np.testing.assert_allclose(lse[0].double().numpy(), want[1], rtol=1e-6)
     assert out.isfinite().all()
 
