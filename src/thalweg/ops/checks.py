@@ -5,6 +5,7 @@ import os
 import torch
 
 CHECK_VARIABLE = "THALWEG_CHECK"
+FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def require(condition: bool, message: str) -> None:
@@ -17,6 +18,8 @@ def check_tensor(
     name: str, tensor: torch.Tensor, shape: tuple[int | None, ...], dtypes: tuple[torch.dtype, ...] | None = None
 ) -> None:
     """Raises ValueError unless `tensor` has `shape` (None = any size) and one of `dtypes` (None = any)."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: got {type(tensor).__name__}, needs a tensor")
     fits = tensor.dim() == len(shape) and all(
         want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
     )
@@ -25,6 +28,13 @@ def check_tensor(
         raise ValueError(f"{name}: got shape {list(tensor.shape)}, needs [{wanted}]")
     if dtypes is not None and tensor.dtype not in dtypes:
         raise ValueError(f"{name}: got {tensor.dtype}, needs {' or '.join(map(str, dtypes))}")
+
+
+def check_inverse_frequencies(inverse_frequencies: torch.Tensor, width: int) -> None:
+    """Raises ValueError unless they are float32 [n] for rows of at least 2n channels."""
+    check_tensor("inverse_frequencies", inverse_frequencies, (None,), (torch.float32,))
+    pairs = inverse_frequencies.numel()
+    require(2 * pairs <= width, f"inverse_frequencies: got {pairs}, rows of {width} channels have {width // 2} pairs")
 
 
 def check_same_device(**tensors: torch.Tensor | None) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor
+from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
 from thalweg.ops.compressor import reference
 from thalweg.ops.compressor.plan import CompressPlan, overlap_of
 
@@ -41,20 +41,23 @@ def compress(
     Raises ValueError for shapes that do not fit.
     """
     ring = overlap_of(ratio)
-    check_tensor("kv", kv, (None, None))
+    check_tensor("kv", kv, (None, None), FLOATING)
     rows, width = kv.shape
-    check_tensor("gate", gate, (rows, width))
+    check_tensor("gate", gate, (rows, width), FLOATING)
     check_tensor("state", state, (None, ring, 2, width), (torch.float32,))
-    check_tensor("ape", ape, (ratio, width))
+    check_tensor("ape", ape, (ratio, width), FLOATING)
     plan.check(rows)
+    require(ratio != 4 or width % 2 == 0, f"kv: got width {width}, ratio 4 needs two halves of an entry's channels")
     d = width // 2 if ratio == 4 else width
-    check_tensor("norm_weight", norm_weight, (d,))
+    check_tensor("norm_weight", norm_weight, (d,), FLOATING)
     layout = layout_of(cache)
     stored = getattr(layout, "WIDTH", cache.shape[-1])
     if stored != d:
         raise ValueError(f"kv: got width {width} for entries of {d} channels, the {layout.NAME} cache stores {stored}")
-    check_same_device(kv=kv, gate=gate, state=state, ape=ape, cache=cache, positions=plan.positions)
+    check_inverse_frequencies(inverse_frequencies, d)
     where = (plan.positions, plan.state_slots, plan.cache_slots)
+    tensors = {"kv": kv, "gate": gate, "state": state, "ape": ape, "norm_weight": norm_weight, "cache": cache}
+    check_same_device(**tensors, **vars(plan), inverse_frequencies=inverse_frequencies)
     fixed = (norm_weight, inverse_frequencies, cache, ratio, hadamard, eps)
     _compress(kv, gate, state, ape, *where, *fixed, implementation)
 

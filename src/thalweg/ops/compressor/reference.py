@@ -31,8 +31,10 @@ def compress(
 ) -> None:
     """See `thalweg.ops.compress`."""
     positions, state_slots = plan.positions.long(), plan.state_slots.long()
-    inside = in_pool("compress cache_slots", plan.cache_slots, plan.cache_slots >= 0, cache.shape[0] * cache.shape[1])
-    completes = inside & (positions % ratio == ratio - 1) & (state_slots >= 0)
+    real = in_pool("compress state_slots", state_slots, state_slots != -1, state.shape[0])
+    state_slots = torch.where(real, state_slots, -1)
+    completes = real & (positions % ratio == ratio - 1)
+    completes = in_pool("compress cache_slots", plan.cache_slots, completes, cache.shape[0] * cache.shape[1])
     for rows in completes.nonzero().squeeze(1).split(_BLOCK):
         kv_slots, gate_slots = _gather(kv, gate, state, positions, state_slots, rows)
         pooled = _pool(kv_slots, gate_slots, ape, positions[rows], ratio)

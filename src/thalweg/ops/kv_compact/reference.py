@@ -11,7 +11,7 @@ from thalweg.ops.checks import in_pool
 def kv_compact(caches: Sequence[torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> None:
     """See `thalweg.ops.kv_compact`."""
     size = min(cache.shape[0] for cache in caches) * caches[0].shape[1]
-    moves = (sources >= 0) & (targets >= 0)
+    moves = (sources != -1) & (targets != -1)
     moves = in_pool("kv_compact sources", sources, moves, size) & in_pool("kv_compact targets", targets, moves, size)
     source, target = sources[moves].long(), targets[moves].long()
     page_slots = caches[0].shape[1]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
 from thalweg.ops.mhc import reference
 
 for _operation, _function in (
@@ -83,7 +83,8 @@ def mhc_post_pre_norm(
     _check_post(y, streams, post, comb)
     n, width = streams.shape[1], streams.shape[2]
     _check_mixer(streams, fn, scale, base, (2 + n) * n, 3)
-    check_tensor("norm_weight", norm_weight, (width,))
+    check_tensor("norm_weight", norm_weight, (width,), FLOATING)
+    check_same_device(streams=streams, norm_weight=norm_weight)
     require(iterations >= 1, f"iterations: got {iterations}, needs at least 1")
     args = (y, streams, post, comb, fn, scale, base, norm_weight, norm_eps, hc_eps, iterations)
     return _post_pre_norm(*args, implementation)
@@ -115,9 +116,9 @@ def _check_streams(streams: torch.Tensor) -> None:
 def _check_mixer(
     streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, rows: int, scales: int
 ) -> None:
-    check_tensor("fn", fn, (rows, streams.shape[1] * streams.shape[2]))
-    check_tensor("scale", scale, (scales,))
-    check_tensor("base", base, (rows,))
+    check_tensor("fn", fn, (rows, streams.shape[1] * streams.shape[2]), (torch.float32,))
+    check_tensor("scale", scale, (scales,), (torch.float32,))
+    check_tensor("base", base, (rows,), (torch.float32,))
     check_same_device(streams=streams, fn=fn, scale=scale, base=base)
 
 

@@ -46,6 +46,7 @@ def mqa_logits(
     if out is None:
         out = torch.empty(q.shape[0], width, dtype=torch.float32, device=q.device)
     check_tensor("out", out, (q.shape[0], None), (torch.float32,))
+    check_same_device(q=q, out=out)
     require(out.shape[1] >= width, f"out: got width {out.shape[1]}, the page table spans {width}")
     _logits(q, cache, weights, lengths, page_table, row_to_request, out, clean, implementation)
     return out
@@ -104,7 +105,8 @@ def check_index_arguments(
     check_tensor("lengths", lengths, (rows,), _INTEGER)
     check_tensor("page_table", page_table, (None, None), _INTEGER)
     if row_to_request is None:
-        require(rows == page_table.shape[0], f"row_to_request: None needs one row a request, got {rows} rows")
+        requests = page_table.shape[0]
+        require(rows == requests, f"row_to_request: None needs one row a request, got {rows} rows, {requests} requests")
     else:
         check_tensor("row_to_request", row_to_request, (rows,), _INTEGER)
     check_same_device(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
 from thalweg.ops.norm_rope_store import reference
 
 dispatch.register("norm_rope_store", "reference", reference.kv_store)
@@ -32,13 +32,13 @@ def norm_rope_store(
 ) -> None:
     """RMSNorm and rope of latent rows, quantised by the cache's layout and written to their slots, in place.
 
-    kv [T, d] float32 or bf16; norm_weight [n]: the norm is over the first n channels (V4: all 512; MLA: 512 of 576, the
+    kv [T, d] float32, bf16 or float16; norm_weight [n]: the norm is over the first n channels (V4: all 512; MLA: 512 of 576, the
     rope channels stand outside of it); inverse_frequencies float32; positions int [T]; cache of any layout of row width d;
     slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
     """
-    check_tensor("kv", kv, (None, None))
+    check_tensor("kv", kv, (None, None), FLOATING)
     rows, width = kv.shape
-    check_tensor("norm_weight", norm_weight, (None,))
+    check_tensor("norm_weight", norm_weight, (None,), FLOATING)
     require(norm_weight.numel() <= width, f"norm_weight: got {norm_weight.numel()} channels, kv has {width}")
     check_tensor("positions", positions, (rows,), _INTEGER)
     check_tensor("slots", slots, (rows,), _INTEGER)
@@ -46,7 +46,15 @@ def norm_rope_store(
     stored = getattr(layout, "WIDTH", cache.shape[-1])
     if stored != width:
         raise ValueError(f"kv: got rows of width {width}, the {layout.NAME} cache stores {stored}")
-    check_same_device(kv=kv, norm_weight=norm_weight, positions=positions, cache=cache, slots=slots)
+    check_inverse_frequencies(inverse_frequencies, width)
+    check_same_device(
+        kv=kv,
+        norm_weight=norm_weight,
+        inverse_frequencies=inverse_frequencies,
+        positions=positions,
+        cache=cache,
+        slots=slots,
+    )
     _store(kv, norm_weight, inverse_frequencies, positions, cache, slots, eps, implementation)
 
 
@@ -58,9 +66,10 @@ def norm_rope_q(
     eps: float = 1e-6,
     implementation: str | None = None,
 ) -> torch.Tensor:
-    """Weightless RMSNorm per head and rope: q [T, H, d], positions int [T] -> [T, H, d] in q's dtype."""
-    check_tensor("q", q, (None, None, None))
+    """Weightless RMSNorm per head and rope: q [T, H, d] float32, bf16 or float16, positions int [T] -> [T, H, d] in q's dtype."""
+    check_tensor("q", q, (None, None, None), FLOATING)
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
+    check_inverse_frequencies(inverse_frequencies, q.shape[2])
     check_same_device(q=q, inverse_frequencies=inverse_frequencies, positions=positions)
     return _query(q, inverse_frequencies, positions, eps, implementation)
 
@@ -77,12 +86,14 @@ def rope_quantise_index_q(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The indexer's queries: rope, Hadamard rotation (only where the keys have it too), e4m3.
 
-    q [T, Hq, d], weights float32 [T, Hq] (already times d^-1/2 Hq^-1/2), positions int [T]. Returns (q e4m3 [T, Hq, d],
-    weights x the scale of each row and head), or with quantise=False (the exact layout) (q float32, weights unchanged).
+    q [T, Hq, d] float32, bf16 or float16, weights float32 [T, Hq] (already times d^-1/2 Hq^-1/2), positions int [T]. Returns
+    (q e4m3 [T, Hq, d], weights x the scale of each row and head), or with quantise=False (the exact layout) (q float32,
+    weights unchanged).
     """
-    check_tensor("q", q, (None, None, None))
+    check_tensor("q", q, (None, None, None), FLOATING)
     check_tensor("weights", weights, (q.shape[0], q.shape[1]), (torch.float32,))
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
+    check_inverse_frequencies(inverse_frequencies, q.shape[2])
     check_same_device(q=q, weights=weights, inverse_frequencies=inverse_frequencies, positions=positions)
     return _index_query(q, weights, inverse_frequencies, positions, hadamard, quantise, implementation)
 

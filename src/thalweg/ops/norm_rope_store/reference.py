@@ -25,7 +25,7 @@ def kv_store(
     kv, normed = kv.double(), norm_weight.numel()
     latent = torch.cat((rms_norm(kv[:, :normed], norm_weight, eps), kv[:, normed:]), dim=1)
     rows = rotate(latent, positions, inverse_frequencies).float()
-    inside = in_pool("norm_rope_store slots", slots, slots >= 0, cache.shape[0] * cache.shape[1])
+    inside = in_pool("norm_rope_store slots", slots, slots != -1, cache.shape[0] * cache.shape[1])
     layout_of(cache).write(cache, torch.where(inside, slots, -1), rows)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
 from thalweg.ops.sparse_mla import reference
 
 dispatch.register("sparse_mla", "reference", reference.sparse_mla)
@@ -30,22 +30,25 @@ def sparse_mla(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass over the listed slots of one or two caches.
 
-    q [R, H, 512 or 576] bf16 or float32, the row width of the caches; cache v4, v32, mla_bf16 or exact; indices int [R, K]
-    slots, -1 = none, anywhere in the list; lengths int [R] or None: entries from lengths[r] on are not read; sink float32 [H]
-    or None, applied once; extra = (cache, indices, lengths or None) for a second cache. Returns (out [R, H, 512] in q's dtype,
-    lse float32 [R, H]: natural log, sink excluded). A row that attends to nothing gives out 0 and lse -inf. An index outside
-    the pool raises with THALWEG_CHECK=1 and is masked otherwise. Raises ValueError for shapes that do not fit.
+    q [R, H, 512 or 576] bf16, float16 or float32, the row width of the caches; cache v4, v32, mla_bf16 or exact; indices
+    int [R, K] slots, -1 = none, anywhere in the list; lengths int [R] or None: entries from lengths[r] on are not read; sink
+    float32 [H] or None, applied once; extra = (cache, indices, lengths or None) for a second cache. Returns (out [R, H, 512]
+    in q's dtype, lse float32 [R, H]: natural log, sink excluded). A row that attends to nothing gives out 0 and lse -inf. An
+    index outside the pool raises IndexError with THALWEG_CHECK=1 and is masked otherwise. Raises ValueError for shapes that
+    do not fit.
     """
-    check_tensor("q", q, (None, None, None), (torch.bfloat16, torch.float32, torch.float16))
+    check_tensor("q", q, (None, None, None), FLOATING)
     rows, heads, width = q.shape
     require(heads >= 1, "q: needs at least one head")
     _check_list("indices", cache, indices, lengths, rows, width)
     if sink is not None:
         check_tensor("sink", sink, (heads,), (torch.float32,))
-    extra_cache, extra_indices, extra_lengths = extra if extra is not None else (None, None, None)
-    if extra_cache is not None and extra_indices is not None:
-        _check_list("extra indices", extra_cache, extra_indices, extra_lengths, rows, width)
-    check_same_device(q=q, cache=cache, indices=indices, lengths=lengths, sink=sink, extra_cache=extra_cache)
+    if extra is not None:
+        _check_list("extra indices", *extra, rows, width)
+    extra_cache, extra_indices, extra_lengths = extra or (None, None, None)
+    one = {"q": q, "cache": cache, "indices": indices, "lengths": lengths, "sink": sink}
+    two = {"extra cache": extra_cache, "extra indices": extra_indices, "extra lengths": extra_lengths}
+    check_same_device(**one, **two)
     args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
     return _sparse_mla(*args, implementation)
 

@@ -63,7 +63,7 @@ def _named_rows(
     cache: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None, offset: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(float64 rows of every distinct slot that is named, int [R, K] where each index's row lies from `offset`, or -1)."""
-    active = indices >= 0
+    active = indices != -1
     if lengths is not None:
         active &= torch.arange(indices.shape[1], device=indices.device) < lengths.unsqueeze(1)
     active = in_pool("indices", indices, active, cache.shape[0] * cache.shape[1])
