@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from thalweg.cli import main
 from thalweg.models.open import TINY
@@ -86,6 +87,11 @@ def test_a_misspelt_implementation_is_an_error_not_a_fallback(
     monkeypatch.setenv("THALWEG_IMPLEMENTATION", "refrence")
     assert "no implementation 'refrence'; there are: reference" in refused(capsys, "explain", "--device", "cpu")
     assert "no implementation 'refrence'" in refused(capsys, "generate", "x")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_explain_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--device cuda: there is no CUDA device here" in refused(capsys, "explain", "--device", "cuda")
 
 
 def test_a_missing_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

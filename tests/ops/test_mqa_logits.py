@@ -35,9 +35,10 @@ def test_scores_equal_the_formula_and_other_columns_stay(layout: str, page_keys:
 @pytest.mark.parametrize("rows", [2, 4])
 def test_rows_of_one_request_share_its_keys_with_lengths_of_their_own(rows: int) -> None:
     inputs = index_inputs([70, 71, 72, 73, 0, 5, 2, 1], rows_per_request=rows)
-    logits = mqa_logits(**inputs.arguments())
-    for row in range(8):
+    logits = mqa_logits(**inputs.arguments(), out=torch.full((8, 192), 123.0))
+    for row, length in enumerate(inputs.lengths.tolist()):
         check(logits[row], inputs.scores(row))
+        assert (logits[row, length:] == 123.0).all()
 
 
 def test_rows_may_name_requests_in_any_order_and_not_all() -> None:
