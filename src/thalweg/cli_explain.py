@@ -22,6 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from thalweg import ops
 
+    if (arguments.device or "").startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {arguments.device}: there is no CUDA device here, possible is cpu")
     try:
         choices = ops.explain(arguments.device)
     except (ValueError, RuntimeError) as error:

@@ -41,7 +41,10 @@ def score_requests(
     page_table: torch.Tensor,
     row_to_request: torch.Tensor | None,
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """For each request with live keys: (it, its rows, their lengths, scores float32 [rows, longest]). Keys are read once."""
+    """Some rows of one request at a time: (the request, the rows, their lengths, scores float32 [rows, longest of them]).
+
+    The keys of a request are read once for all its rows, in blocks so that a prefill chunk needs no [rows, longest].
+    """
     page_keys = cache.shape[1]
     requests, span = page_table.shape[0], page_table.shape[1] * page_keys
     if row_to_request is None:
@@ -57,9 +60,13 @@ def score_requests(
         reachable = known[entry // page_keys]
         slots = pages[entry // page_keys] * page_keys + entry % page_keys
         keys, scales = _read(cache, slots[reachable])
-        scores = torch.full((rows.numel(), longest), float("-inf"), device=q.device)
-        scores[:, reachable] = score(q[rows], weights[rows], keys, scales)
-        yield request, rows, lengths[rows], scores
+        for part in rows.split(max(1, _BLOCK_ELEMENTS // (q.shape[1] * longest))):
+            width = min(int(lengths[part].max()), span)
+            live_keys = int(reachable[:width].sum())
+            scores = torch.full((part.numel(), width), float("-inf"), device=q.device)
+            part_scales = None if scales is None else scales[:live_keys]
+            scores[:, reachable[:width]] = score(q[part], weights[part], keys[:live_keys], part_scales)
+            yield request, part, lengths[part], scores
 
 
 def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
