@@ -14,16 +14,13 @@ MODULES = {"v4": v4, "v32": v32, "mla_bf16": mla_bf16, "exact": exact}
 def filled(
     generator: torch.Generator, layout: str, pages: int, page_slots: int, width: int = 512
 ) -> tuple[torch.Tensor, dict[int, np.ndarray]]:
-    """A cache whose page 0 holds NaN codes, and {slot: the row as it must be read} of pages 1 to 3 (or all there are).
-
-    Slots without a row hold NaN codes too.
-    """
+    """A cache with rows in every page but 0, which holds NaN codes, and {slot: the row as it must be read}."""
     width = width if layout in ("exact", "v4") else 576
     cache = (
         exact.allocate(pages, page_slots, width) if layout == "exact" else MODULES[layout].allocate(pages, page_slots)
     )
     poison(cache)
-    count = min(pages - 1, 200) * page_slots
+    count = (pages - 1) * page_slots
     rows = randn(generator, count, width)
     slots = torch.arange(page_slots, page_slots + count)
     MODULES[layout].write(cache, slots, rows)
