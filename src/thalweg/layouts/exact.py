@@ -5,7 +5,7 @@ The tensor is float32 `[pages, page_slots, 1, width]`.
 
 import torch
 
-from thalweg.layouts import traffic
+from thalweg.layouts import work
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
 NAME = "exact"
@@ -30,7 +30,7 @@ def write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """float32 rows `[N, width]` at `slots` (int `[N]`, all >= 0)."""
-    traffic.count(cache, slots)
+    work.count_read(cache, slots)
     page, slot = split_slots(slots, cache.shape[1])
     return blocks(cache)[0][page, slot]
 

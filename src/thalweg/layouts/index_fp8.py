@@ -6,7 +6,7 @@ A page of 64 keys holds 64 x 128 B of codes, then 64 fp32 scales little endian: 
 
 import torch
 
-from thalweg.layouts import sizes, traffic
+from thalweg.layouts import sizes, work
 from thalweg.layouts.e4m3 import amax_scale, to_e4m3
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
@@ -50,7 +50,7 @@ def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 def read_codes(cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(e4m3 codes `[N, 128]`, float32 scales `[N]`) at `slots` (int `[N]`, all >= 0)."""
-    traffic.count(cache, slots)
+    work.count_read(cache, slots)
     page, slot = split_slots(slots, cache.shape[1])
     code_block, scale_block = blocks(cache)
     scale = scale_block[page, slot].contiguous().view(torch.float32).squeeze(-1)

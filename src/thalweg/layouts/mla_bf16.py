@@ -5,7 +5,7 @@
 
 import torch
 
-from thalweg.layouts import sizes, traffic
+from thalweg.layouts import sizes, work
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
 NAME = "mla_bf16"
@@ -31,7 +31,7 @@ def write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """float32 rows `[N, 576]` at `slots` (int `[N]`, all >= 0)."""
-    traffic.count(cache, slots)
+    work.count_read(cache, slots)
     page, slot = split_slots(slots, cache.shape[1])
     return blocks(cache)[0][page, slot].float()
 

@@ -6,7 +6,7 @@ Softmax runs over all 576 channels, values are the first 512. Source: FlashMLA's
 
 import torch
 
-from thalweg.layouts import sizes, traffic
+from thalweg.layouts import sizes, work
 from thalweg.layouts.e4m3 import amax_scale, to_e4m3
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
@@ -53,7 +53,7 @@ def write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """float32 rows `[N, 576]` at `slots` (int `[N]`, all >= 0)."""
-    traffic.count(cache, slots)
+    work.count_read(cache, slots)
     page, slot = split_slots(slots, cache.shape[1])
     return decode(blocks(cache)[0][page, slot])
 

@@ -7,7 +7,7 @@ Source: FlashMLA and SGLang's DeepSeek-V4 cache (April 2026).
 
 import torch
 
-from thalweg.layouts import sizes, traffic
+from thalweg.layouts import sizes, work
 from thalweg.layouts.e4m3 import AMAX_FLOOR, E4M3_MAX, to_e4m3, ue8m0_ceil, ue8m0_value
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
@@ -66,7 +66,7 @@ def write(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
 
 def read(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """float32 rows `[N, 512]` at `slots` (int `[N]`, all >= 0)."""
-    traffic.count(cache, slots)
+    work.count_read(cache, slots)
     page, slot = split_slots(slots, cache.shape[1])
     data_block, scale_block = blocks(cache)
     return decode(data_block[page, slot], scale_block[page, slot])

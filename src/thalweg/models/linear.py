@@ -39,17 +39,21 @@ class GroupedLinear:
 class Weights:
     """Tensors by canonical name, each taken once: what is left over at the end was not understood.
 
-    `scope(prefix)` looks at a part of them. batch_invariant chooses the mode of every Linear made here.
+    `scope(prefix)` looks at a part of them. dtype is what activations have; batch_invariant chooses the mode of every Linear
+    made here (load float64 tensors then, and no copy is made).
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor], batch_invariant: bool, prefix: str = "") -> None:
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], dtype: torch.dtype, batch_invariant: bool, prefix: str = ""
+    ) -> None:
         self.tensors = tensors
+        self.dtype = dtype
         self.batch_invariant = batch_invariant
         self.prefix = prefix
 
     def scope(self, prefix: str) -> "Weights":
         """The weights below `prefix`, from the same pool."""
-        return Weights(self.tensors, self.batch_invariant, f"{self.prefix}{prefix}.")
+        return Weights(self.tensors, self.dtype, self.batch_invariant, f"{self.prefix}{prefix}.")
 
     def take(self, name: str) -> torch.Tensor:
         """The tensor `name` as loaded, removed from the pool."""
@@ -58,3 +62,7 @@ class Weights:
     def linear(self, name: str, *, bias: bool = False) -> Linear:
         """`name`.weight, with bias also `name`.bias, as a Linear, removed from the pool."""
         return Linear(self.take(f"{name}.weight"), self.batch_invariant, self.take(f"{name}.bias") if bias else None)
+
+    def embedding(self, name: str) -> torch.Tensor:
+        """`name`.weight [vocabulary, D] in the activations' dtype, removed from the pool."""
+        return self.take(f"{name}.weight").to(self.dtype)

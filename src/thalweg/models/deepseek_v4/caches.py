@@ -10,21 +10,10 @@ import torch
 
 from thalweg.layouts import exact, index_fp8, sizes, v4
 from thalweg.models.config_deepseek_v4 import CSA, HCA, DeepseekV4Config
+from thalweg.models.interface import PoolSizes
 
 KV_LAYOUTS = ("v4", "exact")
 _C4_RING = 8
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """How much is allocated, page 0 of each pool (never handed out) included."""
-
-    pages: int
-    """logical pages of 256 tokens"""
-    window_pages: int
-    """window pages of 256 tokens"""
-    state_slots: int
-    """requests whose open compressor windows are held, slot 0 (never handed out) included"""
 
 
 @dataclass(frozen=True)
@@ -38,9 +27,11 @@ class LayerCaches:
     index_state: torch.Tensor | None = None
 
 
-def allocate(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, device: torch.device) -> list[LayerCaches]:
-    """Caches of every layer, the MTP blocks' (window only) after the main ones."""
-    ratios = config.compress_ratios + (0,) * config.num_mtp_layers
+def allocate(
+    config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, device: torch.device, *, num_mtp: int = 0
+) -> list[LayerCaches]:
+    """Caches of every layer, those of `num_mtp` MTP blocks (window only) after the main ones."""
+    ratios = config.compress_ratios + (0,) * num_mtp
     return [_layer(config, ratio, pool, kv_layout, device) for ratio in ratios]
 
 
@@ -49,11 +40,11 @@ def page_slots(ratio: int) -> int:
     return sizes.LOGICAL_PAGE_TOKENS // ratio
 
 
-def pool_bytes(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str) -> int:
+def pool_bytes(config: DeepseekV4Config, pool: PoolSizes, kv_layout: str, *, num_mtp: int = 0) -> int:
     """What `allocate` takes, by the same arithmetic, before anything is allocated."""
     d, index_d = config.head_dim, config.index_head_dim
     total = 0
-    for ratio in config.compress_ratios + (0,) * config.num_mtp_layers:
+    for ratio in config.compress_ratios + (0,) * num_mtp:
         total += pool.window_pages * _page_bytes(kv_layout, sizes.LOGICAL_PAGE_TOKENS, d)
         if ratio in (CSA, HCA):
             total += pool.pages * _page_bytes(kv_layout, page_slots(ratio), d)

@@ -6,8 +6,9 @@ from torch.nn import functional
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
 from thalweg.models.deepseek_v4.block import Block, run_blocks
-from thalweg.models.deepseek_v4.caches import LayerCaches, PoolSizes, allocate
+from thalweg.models.deepseek_v4.caches import KV_LAYOUTS, LayerCaches, allocate, pool_bytes
 from thalweg.models.deepseek_v4.step import Step
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Linear, Weights
 from thalweg.ops import mhc_head
 from thalweg.ops.rotary import rms_norm
@@ -44,18 +45,19 @@ class MtpBlock:
 
 
 class DeepseekV4Model:
-    """Weights by DeepSeek's names; every one is taken, and one left over is an error."""
+    """Weights by DeepSeek's names; every one is taken, and one left over is an error. mtp: with the MTP blocks."""
 
-    def __init__(self, config: DeepseekV4Config, weights: Weights) -> None:
+    def __init__(self, config: DeepseekV4Config, weights: Weights, *, mtp: bool = False) -> None:
         self.config = config
-        self.embedding = weights.take("embed.weight")
+        self.embedding = weights.embedding("embed")
         lm_head = weights.linear("head")
         self.blocks = [
             Block(config, ratio, config.hash_layers[layer], weights.scope(f"layers.{layer}"))
             for layer, ratio in enumerate(config.compress_ratios)
         ]
         self.head = Head(config, weights, lm_head)
-        self.mtp = [MtpBlock(config, weights.scope(f"mtp.{n}"), lm_head) for n in range(config.num_mtp_layers)]
+        num_mtp = config.num_mtp_layers if mtp else 0
+        self.mtp = [MtpBlock(config, weights.scope(f"mtp.{n}"), lm_head) for n in range(num_mtp)]
         if weights.tensors:
             raise ValueError(f"weights that the model does not know: {sorted(weights.tensors)[:5]}")
 
@@ -63,9 +65,23 @@ class DeepseekV4Model:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    @property
+    def kv_layouts(self) -> tuple[str, ...]:
+        """What `allocate` takes, the one to serve with first."""
+        return KV_LAYOUTS
+
+    @property
+    def window(self) -> int:
+        """Tokens that a row sees directly, itself included."""
+        return self.config.sliding_window
+
+    def pool_bytes(self, pool: PoolSizes, kv_layout: str) -> int:
+        """What `allocate` takes of memory, in bytes."""
+        return pool_bytes(self.config, pool, kv_layout, num_mtp=len(self.mtp))
+
     def allocate(self, pool: PoolSizes, kv_layout: str = "v4") -> list[LayerCaches]:
         """Zeroed caches of every layer on the model's device; kv_layout `v4` (with `index_fp8`) or `exact`."""
-        return allocate(self.config, pool, kv_layout, self.device)
+        return allocate(self.config, pool, kv_layout, self.device, num_mtp=len(self.mtp))
 
     def forward(self, batch: RowBatch, caches: list[LayerCaches]) -> torch.Tensor:
         """The residual streams [T, n, D] after the last layer; writes the rows into the caches."""

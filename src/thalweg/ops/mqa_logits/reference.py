@@ -6,6 +6,7 @@ import torch
 
 from thalweg.layouts import index_fp8
 from thalweg.layouts.registry import layout_of
+from thalweg.layouts.work import Work, count
 from thalweg.ops.checks import in_pool
 
 # Query rows x heads x keys scored at once, in elements: bounds the float64 block to 64 MiB.
@@ -21,7 +22,7 @@ def mqa_logits(
     row_to_request: torch.Tensor | None,
     out: torch.Tensor,
     clean: bool,
-) -> torch.Tensor:
+) -> None:
     """See `thalweg.ops.mqa_logits`."""
     for rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
         column = torch.arange(scores.shape[1], device=q.device)
@@ -30,7 +31,6 @@ def mqa_logits(
     if clean:
         column = torch.arange(out.shape[1], device=q.device)
         out.masked_fill_(column >= lengths.unsqueeze(1), float("-inf"))
-    return out
 
 
 def score_requests(
@@ -61,6 +61,7 @@ def score_requests(
 
 def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
     """sum_h weights_h relu(q_h . k) x the key's scale: float32 [rows, keys], float64 inside."""
+    count(Work(keys_scored=q.shape[0] * keys.shape[0]))
     q, wide_keys = q.float().double(), keys.double()
     out = torch.empty(q.shape[0], keys.shape[0], device=q.device)
     block = max(1, _BLOCK_ELEMENTS // max(1, q.shape[1] * keys.shape[0]))
@@ -81,7 +82,7 @@ def mqa_logits_ragged(
     starts: torch.Tensor,
     ends: torch.Tensor,
     out: torch.Tensor,
-) -> torch.Tensor:
+) -> None:
     """See `thalweg.ops.mqa_logits_ragged`."""
     live = ends > starts
     if bool(live.any()):
@@ -91,7 +92,6 @@ def mqa_logits_ragged(
         column = torch.arange(first, last, device=q.device)
         inside = (column >= starts.unsqueeze(1)) & (column < ends.unsqueeze(1))
         out[:, first:last] = torch.where(inside, scores, out[:, first:last])
-    return out
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -5,6 +5,7 @@ byte layouts in `thalweg.layouts`.
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
@@ -46,8 +47,7 @@ def norm_rope_store(
     if stored != width:
         raise ValueError(f"kv: got rows of width {width}, the {layout.NAME} cache stores {stored}")
     check_same_device(kv=kv, norm_weight=norm_weight, positions=positions, cache=cache, slots=slots)
-    args = (kv, norm_weight, inverse_frequencies, positions, cache, slots, eps)
-    dispatch.run("norm_rope_store", implementation, kv.device, *args)
+    _store(kv, norm_weight, inverse_frequencies, positions, cache, slots, eps, implementation)
 
 
 def norm_rope_q(
@@ -62,7 +62,7 @@ def norm_rope_q(
     check_tensor("q", q, (None, None, None))
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
     check_same_device(q=q, inverse_frequencies=inverse_frequencies, positions=positions)
-    return dispatch.run("norm_rope_q", implementation, q.device, q, inverse_frequencies, positions, eps)
+    return _query(q, inverse_frequencies, positions, eps, implementation)
 
 
 def rope_quantise_index_q(
@@ -84,5 +84,54 @@ def rope_quantise_index_q(
     check_tensor("weights", weights, (q.shape[0], q.shape[1]), (torch.float32,))
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
     check_same_device(q=q, weights=weights, inverse_frequencies=inverse_frequencies, positions=positions)
+    return _index_query(q, weights, inverse_frequencies, positions, hadamard, quantise, implementation)
+
+
+@torch.library.custom_op("thalweg::norm_rope_store", mutates_args=("cache",))
+def _store(
+    kv: Tensor,
+    norm_weight: Tensor,
+    inverse_frequencies: Tensor,
+    positions: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    eps: float,
+    implementation: str | None,
+) -> None:
+    args = (kv, norm_weight, inverse_frequencies, positions, cache, slots, eps)
+    dispatch.run("norm_rope_store", implementation, kv.device, *args)
+
+
+@_store.register_fake
+def _(kv, norm_weight, inverse_frequencies, positions, cache, slots, eps, implementation):
+    return None
+
+
+@torch.library.custom_op("thalweg::norm_rope_q", mutates_args=())
+def _query(q: Tensor, inverse_frequencies: Tensor, positions: Tensor, eps: float, implementation: str | None) -> Tensor:
+    return dispatch.run("norm_rope_q", implementation, q.device, q, inverse_frequencies, positions, eps)
+
+
+@_query.register_fake
+def _(q, inverse_frequencies, positions, eps, implementation):
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("thalweg::rope_quantise_index_q", mutates_args=())
+def _index_query(
+    q: Tensor,
+    weights: Tensor,
+    inverse_frequencies: Tensor,
+    positions: Tensor,
+    hadamard: bool,
+    quantise: bool,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor]:
     args = (q, weights, inverse_frequencies, positions, hadamard, quantise)
     return dispatch.run("rope_quantise_index_q", implementation, q.device, *args)
+
+
+@_index_query.register_fake
+def _(q, weights, inverse_frequencies, positions, hadamard, quantise, implementation):
+    dtype = torch.float8_e4m3fn if quantise else torch.float32
+    return torch.empty_like(q, dtype=dtype), torch.empty_like(weights)

@@ -43,6 +43,6 @@ def index_query(
     if rotate_hadamard:
         q = hadamard(q)
     if not quantise:
-        return q.float(), weights
+        return q.float(), weights.clone()  # a registered operation may not return its argument
     codes, scale = encode(q)
     return codes, weights * scale

@@ -1,0 +1,148 @@
+"""`thalweg generate`: a prompt in, text out, as it is drawn."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import UserError
+
+if TYPE_CHECKING:
+    from thalweg.engine.generation import Generation, GenerationStats
+    from thalweg.engine.text import TextStream
+
+_PROGRESS_TOKENS = 2048  # shorter prompts are read before a bar would help
+
+
+def add(verbs: Any) -> None:
+    """Adds the verb to the parser."""
+    parser = verbs.add_parser("generate", help="write text after a prompt", description=__doc__)
+    parser.add_argument("prompt", nargs="?", help="the prompt; without it and without --file, stdin is read")
+    parser.add_argument("--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--model", type=Path, help="checkpoint folder (default: the bundled thalweg-tiny)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="new tokens at most (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top-k", type=int, default=0, help="draw among the k most probable tokens (0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the smallest set this probable (1: all)")
+    parser.add_argument("--seed", type=int, default=0, help="fixes the draws (default %(default)s)")
+    parser.add_argument("--context-length", type=int, help="ceiling in tokens (default: prompt and new tokens)")
+    parser.add_argument("--kv-tokens", type=int, help="size of the cache pool in tokens (default: the context length)")
+    parser.add_argument("--kv-layout", help="byte layout of the cache (default: the one the GPU path uses)")
+    parser.add_argument("--chunk-tokens", type=int, default=256, help="rows of a prefill step (default %(default)s)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one, else cpu)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on the CPU, else bfloat16")
+    parser.add_argument("--stats", action="store_true", help="rates and work per step on stderr at the end")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Streams the text to stdout; everything else goes to stderr."""
+    import torch
+
+    from thalweg.engine.generation import Generation
+    from thalweg.engine.pools import CachePools, CacheSettings
+    from thalweg.engine.sampler import Sampling
+    from thalweg.engine.text import Text
+    from thalweg.models.open import TINY, open_model
+
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    if arguments.chunk_tokens < 1:
+        raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
+    prompt_text = _prompt(arguments)
+    device = _device(arguments.device)
+    on_cpu = device.type == "cpu"
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.float32 if on_cpu else torch.bfloat16
+    folder = arguments.model or TINY
+    batch_invariant = on_cpu and dtype == torch.float32
+    model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
+    text = Text(folder, model.config.bos_token_id)
+    prompt = text.encode(prompt_text)
+    context_length = arguments.context_length or len(prompt) + arguments.max_tokens
+    kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
+    chunk = min(arguments.chunk_tokens, context_length)
+    pools = CachePools(model, CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout))
+    bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
+    generation = Generation(model, pools, prompt, sampling, arguments.max_tokens, bar or (lambda done, total: None))
+    try:
+        _write(generation, text.stream())
+    finally:
+        # After Ctrl-C too: what was computed until then is what the person wants to see.
+        if arguments.stats:
+            print(_stats(generation.stats, pools.pages.pages - 1), file=sys.stderr)
+    return 0
+
+
+def _write(generation: "Generation", stream: "TextStream") -> None:
+    tokens = iter(generation)
+    try:
+        for token in tokens:
+            sys.stdout.write(stream.add(token))
+            sys.stdout.flush()
+    finally:
+        tokens.close()  # type: ignore[attr-defined]  # gives the pages back and completes the statistics
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None and arguments.file is not None:
+        raise UserError("a prompt and --file were both given: give one of them")
+    if arguments.prompt is not None:
+        return arguments.prompt
+    source = arguments.file if arguments.file is not None else "stdin"
+    try:
+        data = arguments.file.read_bytes() if arguments.file is not None else sys.stdin.buffer.read()
+        return data.decode()
+    except OSError as error:
+        raise UserError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def _device(name: str | None) -> Any:
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device {name}: possible are cpu, cuda and cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name}: torch sees no CUDA device here; possible is cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name}: possible are cpu, cuda and cuda:N")
+    return device
+
+
+def _stats(stats: "GenerationStats", pages: int) -> str:
+    lines = []
+    for name, phase in (("prefill", stats.prefill), ("decode", stats.decode)):
+        if phase.steps == 0:
+            continue
+        work, steps = phase.work, phase.steps
+        lines.append(
+            f"{name}: {phase.rows:,} tokens in {phase.seconds:.2f} s ({phase.rows / phase.seconds:,.1f} tok/s), "
+            f"{steps:,} steps; per step {work.keys_scored / steps:,.0f} keys scored, "
+            f"{work.entries_attended / steps:,.0f} entries attended, {work.pages_read / steps:,.0f} pages read"
+        )
+    lines.append(f"pages at the end: {stats.pages:,} of {pages:,}, and {stats.window_pages:,} of the window")
+    return "\n".join(lines)
+
+
+class ProgressBar:
+    """One line on stderr, redrawn; gone when done."""
+
+    def __init__(self, label: str) -> None:
+        self.label, self.began = label, time.perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == total:
+            sys.stderr.write("\r\x1b[K")
+        else:
+            filled = 30 * done // total
+            rate = done / max(time.perf_counter() - self.began, 1e-9)
+            bar = "#" * filled + "." * (30 - filled)
+            sys.stderr.write(f"\r\x1b[K{self.label} [{bar}] {done:,} of {total:,} tokens, {rate:,.0f} tok/s")
+        sys.stderr.flush()
