@@ -8,6 +8,7 @@ import torch
 from thalweg.errors import UserError
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_mla import MlaConfig
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Weights
 from thalweg.models.mla.caches import allocate, pool_bytes
 from thalweg.models.mla.experts import Experts
@@ -49,6 +50,7 @@ CONFIG = MlaConfig(
     pad_token_id=None,
     quantization=None,
 )
+POOL = PoolSizes(pages=3, window_pages=0, state_slots=0)
 
 
 def random_weights(config: MlaConfig, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -77,7 +79,7 @@ def experts_that_score(scores: list[float], bias: list[float], config: MlaConfig
     tensors["gate.weight"] = torch.zeros(8, 32)
     tensors["gate.weight"][:, 0] = torch.logit(torch.tensor(scores, dtype=torch.float64)).float()
     tensors["gate.e_score_correction_bias"] = torch.tensor(bias)
-    return Experts(config, Weights(tensors, batch_invariant=True))
+    return Experts(config, Weights(tensors, torch.float32, batch_invariant=True))
 
 
 def route(experts: Experts) -> tuple[list[int], list[float]]:
@@ -109,7 +111,7 @@ def test_without_groups_and_without_normalisation() -> None:
 def test_a_row_is_routed_alike_alone_and_in_a_batch() -> None:
     """Eight scores a row: narrower than a vector, so a float32 sigmoid would differ with the row's place."""
     tensors = random_weights(CONFIG)
-    weights = Weights(tensors, batch_invariant=True).scope("model.layers.1").scope("mlp")
+    weights = Weights(tensors, torch.float32, batch_invariant=True).scope("model.layers.1").scope("mlp")
     experts = Experts(CONFIG, weights)
     x = torch.randn(101, 32, generator=torch.Generator().manual_seed(1))
     chosen, together = experts.route(x)
@@ -120,24 +122,24 @@ def test_a_row_is_routed_alike_alone_and_in_a_batch() -> None:
 
 def test_a_latent_that_no_cache_holds_is_refused() -> None:
     with pytest.raises(UserError, match="kv_lora_rank 256 and qk_rope_head_dim 64: possible are 512 and 64"):
-        MlaModel(replace(CONFIG, kv_lora_rank=256), Weights({}, True))
+        MlaModel(replace(CONFIG, kv_lora_rank=256), Weights({}, torch.float32, True))
 
 
 def test_an_unknown_weight_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"does not know.*surprise"):
-        MlaModel(CONFIG, Weights({**random_weights(CONFIG), "surprise": torch.zeros(1)}, True))
+        MlaModel(CONFIG, Weights({**random_weights(CONFIG), "surprise": torch.zeros(1)}, torch.float32, True))
 
 
 @pytest.mark.parametrize("kv_layout", ["mla_bf16", "exact"])
 def test_the_pool_takes_what_the_arithmetic_says(kv_layout: str) -> None:
-    caches = allocate(CONFIG, 5, kv_layout)
+    caches = allocate(CONFIG, 5, kv_layout, torch.device("cpu"))
     assert [tuple(cache.shape) for cache in caches] == [(5, 256, 1, 576)] * 2
     assert sum(cache.nbytes for cache in caches) == pool_bytes(CONFIG, 5, kv_layout)
 
 
 def test_an_unknown_kv_layout_is_refused() -> None:
     with pytest.raises(UserError, match="'v4': the MLA family has mla_bf16 and exact"):
-        allocate(CONFIG, 5, "v4")
+        allocate(CONFIG, 5, "v4", torch.device("cpu"))
 
 
 def test_requests_with_as_many_rows_share_a_call_and_the_table_is_as_wide_as_they_need() -> None:
@@ -151,9 +153,9 @@ def test_requests_with_as_many_rows_share_a_call_and_the_table_is_as_wide_as_the
 
 
 def test_a_request_without_pages_writes_nothing_and_disturbs_nobody() -> None:
-    model = MlaModel(CONFIG, Weights(random_weights(CONFIG), True))
+    model = MlaModel(CONFIG, Weights(random_weights(CONFIG), torch.float32, True))
     table = torch.tensor([[2, -1], [-1, -1]])
-    together, alone = (model.allocate(3, "exact", "cpu") for _ in range(2))
+    together, alone = (model.allocate(POOL, "exact") for _ in range(2))
     hidden = model.forward(row_batch([(0, 0, 5), (1, 0, 3)], table), together)
     expected = model.forward(row_batch([(0, 0, 5)], table), alone)
     torch.testing.assert_close(hidden[:5], expected, rtol=1e-6, atol=1e-6)
@@ -167,8 +169,8 @@ def test_a_bf16_model_stays_near_the_float32_one() -> None:
     table = torch.tensor([[1, 2]])
     logits = []
     for dtype, kv_layout in ((torch.float32, "exact"), (torch.bfloat16, "mla_bf16")):
-        model = MlaModel(CONFIG, Weights({name: tensor.to(dtype) for name, tensor in weights.items()}, False))
-        caches = model.allocate(3, kv_layout, "cpu")
+        model = MlaModel(CONFIG, Weights({name: tensor.to(dtype) for name, tensor in weights.items()}, dtype, False))
+        caches = model.allocate(POOL, kv_layout)
         logits.append(model.logits(model.forward(row_batch([(0, 0, 300)], table), caches)))
     assert logits[1].dtype == torch.float32
     error = (logits[0] - logits[1]).abs().amax(dim=1)
