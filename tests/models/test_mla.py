@@ -50,7 +50,6 @@ CONFIG = MlaConfig(
     pad_token_id=None,
     quantization=None,
 )
-POOL = PoolSizes(pages=3, window_pages=0, state_slots=0)
 
 
 def random_weights(config: MlaConfig, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -155,7 +154,7 @@ def test_requests_with_as_many_rows_share_a_call_and_the_table_is_as_wide_as_the
 def test_a_request_without_pages_writes_nothing_and_disturbs_nobody() -> None:
     model = MlaModel(CONFIG, Weights(random_weights(CONFIG), torch.float32, True))
     table = torch.tensor([[2, -1], [-1, -1]])
-    together, alone = (model.allocate(POOL, "exact") for _ in range(2))
+    together, alone = (model.allocate(PoolSizes(3, 0, 0), "exact") for _ in range(2))
     hidden = model.forward(row_batch([(0, 0, 5), (1, 0, 3)], table), together)
     expected = model.forward(row_batch([(0, 0, 5)], table), alone)
     torch.testing.assert_close(hidden[:5], expected, rtol=1e-6, atol=1e-6)
@@ -170,7 +169,7 @@ def test_a_bf16_model_stays_near_the_float32_one() -> None:
     logits = []
     for dtype, kv_layout in ((torch.float32, "exact"), (torch.bfloat16, "mla_bf16")):
         model = MlaModel(CONFIG, Weights({name: tensor.to(dtype) for name, tensor in weights.items()}, dtype, False))
-        caches = model.allocate(POOL, kv_layout)
+        caches = model.allocate(PoolSizes(3, 0, 0), kv_layout)
         logits.append(model.logits(model.forward(row_batch([(0, 0, 300)], table), caches)))
     assert logits[1].dtype == torch.float32
     error = (logits[0] - logits[1]).abs().amax(dim=1)
