@@ -29,7 +29,8 @@ class Experts:
 
     def route(self, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(experts int64 [T, k], weights float32 [T, k]). Equal scores: lower expert first."""
-        scores = _score(self.gate(x).float(), self.scoring)
+        # In float64: on the CPU float32 functions give a row other bits in a vector's tail than in its middle.
+        scores = _score(self.gate(x).double(), self.scoring)
         if self.token_experts is not None:
             chosen = self.token_experts[tokens]
         else:
@@ -39,7 +40,7 @@ class Experts:
         weights = scores.gather(1, chosen)
         if self.normalise:
             weights = weights / weights.sum(dim=1, keepdim=True)
-        return chosen, weights * self.scaling
+        return chosen, (weights * self.scaling).float()
 
 
 def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
