@@ -131,7 +131,9 @@ def python_docs(root: Path) -> Iterator[Document]:
     return read_tree(root / "usr/share/doc/python3.11/html/_sources", "**/*.rst.txt")
 
 
-TABLE_MODULES = re.compile(r"(^|/)(encodings/(cp|mac_|iso8859|koi8|kz|ptcp|tis|hp)|pydoc_data/|_sysconfigdata|sre_)")
+TABLE_MODULES = re.compile(
+    r"^(encodings/(cp|mac_|iso|koi8|kz|ptcp|tis|hp|euc|shift|gb|big5|hz|johab)|pydoc_data/|_sysconfigdata)"
+)
 
 
 def python_library(root: Path) -> Iterator[Document]:
@@ -145,15 +147,17 @@ def postgresql_docs(root: Path) -> Iterator[Document]:
         yield name, squeeze(html_to_text(page))
 
 
-SQLITE_LISTS = re.compile(r"requirements|crossref|lang_select|sitemap|keyword_index|syntaxdiagrams|docs\.html|index\.html")
+SQLITE_LISTS = re.compile(
+    r"^syntax/|^releaselog/|requirements|crossref|lang_select|sitemap|keyword_index|syntaxdiagrams|capi3ref|docs\.html|"
+    r"index\.html"
+)
 
 
 def sqlite_docs(root: Path) -> Iterator[Document]:
     """The manual without its indexes and without the pages that repeat other pages whole."""
     folder = root / "usr/share/doc/sqlite3"
     for name, page in read_tree(folder, "**/*.html", lambda name: not SQLITE_LISTS.search(name)):
-        if not name.startswith("syntax/"):
-            yield name, squeeze(html_to_text(page))
+        yield name, squeeze(html_to_text(page))
 
 
 POETRY_LEFT_OUT = ("comus_gut.txt", "poemata_gut.txt")  # annotated or translated by later hands
