@@ -7,9 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tools.tiny.dense_attention import Mode
 from tools.tiny.dense_model import DenseModel
-from tools.tiny.dense_attention import Mode, choose, distillation_loss
-from tools.tiny.dense_parts import hyper_post, hyper_pre, quantise_like_cache
 from tools.tiny.initialise import initialise
 from tools.tiny.tiny_config import CONFIG_PATH, TinyConfig
 

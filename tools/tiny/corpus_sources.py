@@ -66,10 +66,33 @@ def read_tree(root: Path, pattern: str, keep: Callable[[str], bool] = lambda nam
 class TextOfHTML(HTMLParser):
     """Collects the readable text of a page: paragraphs as lines, <pre> as it stands, navigation and scripts dropped."""
 
-    BLOCKS = frozenset("p div h1 h2 h3 h4 h5 h6 li tr table ul ol dl dt dd pre blockquote hr section".split())
-    HIDDEN = frozenset("script style svg head form button".split())
-    VOID = frozenset("br hr img input link meta col area base".split())
-    NAVIGATION = frozenset("navheader navfooter nosearch toc fancy_toc menu searchmenu".split())
+    BLOCKS = frozenset(
+        [
+            "p",
+            "div",
+            "h1",
+            "h2",
+            "h3",
+            "h4",
+            "h5",
+            "h6",
+            "li",
+            "tr",
+            "table",
+            "ul",
+            "ol",
+            "dl",
+            "dt",
+            "dd",
+            "pre",
+            "blockquote",
+            "hr",
+            "section",
+        ]
+    )
+    HIDDEN = frozenset(["script", "style", "svg", "head", "form", "button"])
+    VOID = frozenset(["br", "hr", "img", "input", "link", "meta", "col", "area", "base"])
+    NAVIGATION = frozenset(["navheader", "navfooter", "nosearch", "toc", "fancy_toc", "menu", "searchmenu"])
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -116,7 +139,7 @@ def html_to_text(page: str) -> str:
 
 
 def tidy(text: str) -> str:
-    """Unix line ends, no byte-order mark, no trailing blanks, at most one blank line in a row, one newline at the end."""
+    """Unix line ends, no byte-order mark, no trailing blanks, at most two blank lines in a row, one newline last."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     text = re.sub(r"[ \t]+\n", "\n", text)
     return re.sub(r"\n{4,}", "\n\n\n", text).strip("\n") + "\n"

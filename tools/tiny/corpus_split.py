@@ -90,7 +90,9 @@ def drop_resembling(training: list[Entry], held: list[Entry]) -> tuple[list[Entr
         for mark in marks:
             for index in owners.get(mark, ()):
                 shared[index] += 1
-        worst = max(((count / min(len(marks), sizes[index]), index) for index, count in shared.items()), default=(0.0, 0))
+        worst = max(
+            ((count / min(len(marks), sizes[index]), index) for index, count in shared.items()), default=(0.0, 0)
+        )
         if worst[0] >= RESEMBLANCE:
             dropped.append((f"{entry.source}/{entry.name}", f"{held[worst[1]].source}/{held[worst[1]].name}", worst[0]))
         else:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tools.tiny.dense_parts import (
     NEGATIVE,
     Compressor,
+    Fusible,
     RMSNorm,
+    normalise_and_rotate,
     quantise_like_cache,
-    rms_normalise,
     rotary_tables,
     rotate,
 )
@@ -37,6 +38,12 @@ class Mode:
     distil: bool = False
 
 
+@Fusible
+def combine_index_heads(products: Tensor, weights: Tensor) -> Tensor:
+    """sum_h weights_h relu(products_h): [B, T, H, C], [B, T, H] -> float32 [B, T, C]."""
+    return (F.relu(products).float() * weights.unsqueeze(-1)).sum(2)
+
+
 class Indexer(nn.Module):
     """Scores every compressed entry for every query: [B, T, D], [B, T, q rank] -> float32 [B, T, T // 4]."""
 
@@ -52,10 +59,9 @@ class Indexer(nn.Module):
         heads, width = self.c.index_n_heads, self.c.index_head_dim
         keys = self.compressor(x)
         queries = rotate(self.wq_b(q_residual).view(batch, time, heads, width), cos[:, None], sin[:, None])
-        scores = torch.matmul(queries.reshape(batch, time * heads, width), keys.transpose(1, 2))
-        scores = F.relu(scores).view(batch, time, heads, -1)
-        weights = self.weights_proj(x) * (heads**-0.5 * width**-0.5)
-        return torch.matmul(weights.unsqueeze(2), scores).squeeze(2).float()
+        products = torch.matmul(queries.reshape(batch, time * heads, width), keys.transpose(1, 2))
+        weights = self.weights_proj(x).float() * (heads**-0.5 * width**-0.5)
+        return combine_index_heads(products.view(batch, time, heads, -1), weights)
 
 
 def choose(scores: Tensor, visible: Tensor, count: int) -> Tensor:
@@ -75,6 +81,40 @@ def distillation_loss(target: Tensor, scores: Tensor, visible: Tensor) -> Tensor
     divergence = (target * (target.clamp_min(1e-9).log() - log_chosen)).masked_fill(~visible, 0.0).sum(-1)
     rows = (visible.sum(-1) >= 2).float()
     return (divergence * rows).sum() / (rows.sum() * scores.shape[0]).clamp_min(1.0)
+
+
+@Fusible
+def joint_softmax(
+    near: Tensor,
+    far: Tensor | None,
+    sink: Tensor,
+    in_window: Tensor,
+    visible: Tensor | None,
+    chosen: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor | None]:
+    """One softmax over window products [B, T, H, W], products with entries [B, T, H, C] and the sink [H].
+
+    Masks (True = attended): in_window [T, W], visible [T, C], chosen [B, T, C] or None. Computed in float32;
+    returns the probabilities of both parts in the products' dtype; the sink's share is left out.
+    """
+    dtype = near.dtype
+    near = (near.float() * scale).masked_fill(~in_window[:, None], float("-inf"))
+    top = torch.maximum(near.amax(-1, keepdim=True), sink.float()[:, None])
+    if far is not None:
+        far = (far.float() * scale).masked_fill(~visible[:, None], float("-inf"))
+        if chosen is not None:
+            far = far.masked_fill(~chosen.unsqueeze(2), float("-inf"))
+        if far.shape[-1]:
+            top = torch.maximum(top, far.amax(-1, keepdim=True))
+    top = top.detach()
+    near = torch.exp(near - top)
+    total = near.sum(-1, keepdim=True) + torch.exp(sink.float()[:, None] - top)
+    if far is None:
+        return (near / total).to(dtype), None
+    far = torch.exp(far - top)
+    total = total + far.sum(-1, keepdim=True)
+    return (near / total).to(dtype), (far / total).to(dtype)
 
 
 class Attention(nn.Module):
@@ -106,7 +146,7 @@ class Attention(nn.Module):
         cos, sin = rotary_tables(positions, theta, c.qk_rope_head_dim)
         q_residual = self.q_norm(self.wq_a(x))
         q = self.wq_b(q_residual).view(batch, time, c.num_attention_heads, c.head_dim)
-        q = rotate(rms_normalise(q, c.rms_norm_eps).to(q.dtype), cos[:, None], sin[:, None])
+        q = normalise_and_rotate(q, cos[:, None], sin[:, None], c.rms_norm_eps)
         kv = rotate(self.kv_norm(self.wkv(x)), cos, sin)
         if mode.quantise_cache:
             kv = quantise_like_cache(kv, c.qk_rope_head_dim)
@@ -160,29 +200,23 @@ class Attention(nn.Module):
         keys = torch.cat((F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks), dim=2)
         near = torch.matmul(q.reshape(batch, -1, window * heads, width), keys.transpose(-1, -2))
         near = near.reshape(batch, padded, heads, 2 * window)[:, :time]
-        near = near.float() * width**-0.5
-        logits = [near.masked_fill(~self._window_mask(padded, q.device)[:time, None], float("-inf"))]
+        far = None
         if entries is not None:
             far = torch.matmul(q[:, :time].reshape(batch, time * heads, width), entries.transpose(-1, -2))
-            far = far.view(batch, time, heads, -1).float() * width**-0.5
-            logits.append(far.masked_fill(~visible[:, None], float("-inf")))
-        logits.append(self.attn_sink.float().view(1, 1, heads, 1).expand(batch, time, heads, 1))
-        joint = torch.cat(logits, dim=-1)
-
+            far = far.view(batch, time, heads, -1)
+        in_window = self._window_mask(padded, q.device)[:time]
         target = None
         if want_target:
             with torch.no_grad():
-                target = torch.softmax(joint, dim=-1)[..., 2 * window : -1].sum(2)
-        if chosen is not None:
-            allowed = F.pad(F.pad(chosen, (2 * window, 0), value=True), (0, 1), value=True)
-            joint = joint.masked_fill(~allowed.unsqueeze(2), float("-inf"))
-        probabilities = torch.softmax(joint, dim=-1).to(kv.dtype)
-        near = F.pad(probabilities[..., : 2 * window], (0, 0, 0, 0, 0, padding))
+                target = (
+                    joint_softmax(near, far, self.attn_sink, in_window, visible, None, width**-0.5)[1].float().sum(2)
+                )
+        near, far = joint_softmax(near, far, self.attn_sink, in_window, visible, chosen, width**-0.5)
+        near = F.pad(near, (0, 0, 0, 0, 0, padding))
         out = torch.matmul(near.reshape(batch, -1, window * heads, 2 * window), keys)
         out = out.reshape(batch, padded, heads, width)[:, :time]
         if entries is not None:
-            far = probabilities[..., 2 * window : -1].reshape(batch, time * heads, -1)
-            out = out + torch.matmul(far, entries).view(batch, time, heads, width)
+            out = out + torch.matmul(far.view(batch, time * heads, -1), entries).view(batch, time, heads, width)
         return out, target
 
     def _window_mask(self, time: int, device: torch.device) -> Tensor:

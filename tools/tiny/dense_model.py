@@ -11,8 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.tiny.dense_attention import Attention, Mode
-from tools.tiny.dense_parts import RMSNorm, hyper_head, hyper_post, hyper_pre, without_autocast
+from tools.tiny.dense_parts import Fusible, RMSNorm, hyper_head, hyper_post, hyper_pre, without_autocast
 from tools.tiny.tiny_config import TinyConfig
+
+
+@Fusible
+def weighted_swiglu(gate: Tensor, up: Tensor, weights: Tensor, limit: float) -> Tensor:
+    """silu(gate) * up with both clipped, times each expert's weight: [N, E * inner] twice, weights [N, E]."""
+    inner = F.silu(gate.float().clamp(max=limit)) * up.float().clamp(-limit, limit)
+    return (inner.unflatten(-1, (weights.shape[-1], -1)) * weights.unsqueeze(-1)).flatten(-2).to(gate.dtype)
 
 
 class Expert(nn.Module):
@@ -61,9 +68,7 @@ class MoE(nn.Module):
         super().__init__()
         self.c = c
         self.gate = Gate(c, hashed)
-        self.experts = nn.ModuleList(
-            Expert(c.hidden_size, c.moe_intermediate_size) for _ in range(c.n_routed_experts)
-        )
+        self.experts = nn.ModuleList(Expert(c.hidden_size, c.moe_intermediate_size) for _ in range(c.n_routed_experts))
         self.shared_experts = Expert(c.hidden_size, c.moe_intermediate_size)
 
     def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,11 +76,11 @@ class MoE(nn.Module):
         limit = self.c.swiglu_limit
         weights, load = self.gate(x, tokens)
         experts = [*self.experts, self.shared_experts]
-        gate = F.linear(x, torch.cat([e.w1.weight for e in experts])).clamp(max=limit)
-        up = F.linear(x, torch.cat([e.w3.weight for e in experts])).clamp(-limit, limit)
-        weights = F.pad(weights, (0, 1), value=1.0).to(gate.dtype).unsqueeze(-1)
-        inner = (F.silu(gate) * up).unflatten(-1, (len(experts), -1)) * weights
-        return F.linear(inner.flatten(-2), torch.cat([e.w2.weight for e in experts], dim=1)), load
+        gate = F.linear(x, torch.cat([e.w1.weight for e in experts]))
+        up = F.linear(x, torch.cat([e.w3.weight for e in experts]))
+        weights = F.pad(weights, (0, 1), value=1.0)
+        inner = weighted_swiglu(gate.flatten(0, 1), up.flatten(0, 1), weights.flatten(0, 1), limit)
+        return F.linear(inner.view(gate.shape), torch.cat([e.w2.weight for e in experts], dim=1)), load
 
 
 class Block(nn.Module):

@@ -4,6 +4,11 @@ Everything here is differentiable and sees whole sequences [batch, time, ...]. S
 hyper-connections are computed in float32 whatever the autocast dtype.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +16,37 @@ from torch import Tensor, nn
 from tools.tiny.tiny_config import TinyConfig
 
 NEGATIVE = -1e30  # stands for minus infinity where a whole row may be masked: no NaN
+
+
+class Fusible:
+    """A function that torch.compile fuses while `Fusible.enabled`, and that runs as it is otherwise.
+
+    Only the memory-bound parts are wrapped: compiling whole blocks would take longer than it saves in a short run.
+    """
+
+    enabled = False
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.plain = function
+        self.fused: Callable[..., Any] | None = None
+        update_wrapper(self, function)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if not Fusible.enabled:
+            return self.plain(*arguments)
+        if self.fused is None:
+            self.fused = torch.compile(self.plain, dynamic=False)
+        return self.fused(*arguments)
+
+    @staticmethod
+    @contextmanager
+    def plain_only() -> Iterator[None]:
+        """No compilation inside: for shapes that are seen a few times only."""
+        before, Fusible.enabled = Fusible.enabled, False
+        try:
+            yield
+        finally:
+            Fusible.enabled = before
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
@@ -24,6 +60,12 @@ def rms_normalise(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+@Fusible
+def weighted_rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of rows [N, width] with a weight per channel, in float32, returned in the input's dtype."""
+    return (rms_normalise(x, eps) * weight).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     """Weighted RMS norm over the last axis; returns the input's dtype."""
 
@@ -33,7 +75,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return (rms_normalise(x, self.eps) * self.weight).to(x.dtype)
+        return weighted_rms(x.flatten(0, -2), self.weight, self.eps).view(x.shape)
 
 
 def rotary_tables(positions: Tensor, theta: float, width: int) -> tuple[Tensor, Tensor]:
@@ -54,6 +96,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((x[..., :-width], rotated.to(x.dtype)), dim=-1)
 
 
+@Fusible
+def normalise_and_rotate(q: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Weightless RMS norm per head, then RoPE: queries [B, T, H, d], tables [T, 1, rope / 2]."""
+    return rotate(rms_normalise(q, eps).to(q.dtype), cos, sin)
+
+
 def quantise_like_cache(rows: Tensor, rope_width: int) -> Tensor:
     """What the v4 cache gives back for latent rows [..., d]; the gradient passes straight through.
 
@@ -68,6 +116,7 @@ def quantise_like_cache(rows: Tensor, rope_width: int) -> Tensor:
     return rows + (stored - rows.detach())
 
 
+@Fusible
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Almost doubly stochastic matrices from logits [..., n, n]: row softmax, then columns, then (row, column) turns."""
     matrix = torch.softmax(logits, dim=-1) + eps
@@ -78,31 +127,60 @@ def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     return matrix
 
 
-def hyper_pre(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, c: TinyConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's input u = sum_i pre_i X_i [B, T, D] and the weights post [B, T, n] and C [B, T, n, n]."""
-    n = c.hc_mult
+@Fusible
+def hyper_weights(
+    streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, norm_eps: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of streams [N, n, D]: u = sum_i pre_i X_i [N, D], post [N, n] and the logits of C [N, n, n]."""
+    n = streams.shape[-2]
     with without_autocast(streams):
-        mixes = F.linear(rms_normalise(streams.flatten(-2), c.rms_norm_eps), fn)
-        pre = torch.sigmoid(scale[0] * mixes[..., :n] + base[:n]) + c.hc_eps
+        mixes = F.linear(rms_normalise(streams.flatten(-2), norm_eps), fn)
+        pre = torch.sigmoid(scale[0] * mixes[..., :n] + base[:n]) + eps
         post = 2.0 * torch.sigmoid(scale[1] * mixes[..., n : 2 * n] + base[n : 2 * n])
         logits = (scale[2] * mixes[..., 2 * n :] + base[2 * n :]).unflatten(-1, (n, n))
-        residual_mix = sinkhorn(logits, c.hc_sinkhorn_iters, c.hc_eps)
-        return (pre.unsqueeze(-1) * streams).sum(-2), post, residual_mix
+        return (pre.unsqueeze(-1) * streams).sum(-2), post, logits
+
+
+def hyper_pre(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, c: TinyConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """For streams [B, T, n, D]: the block's input u [B, T, D]; post [N, n] and C [N, n, n] of the N = B T tokens."""
+    u, post, logits = hyper_weights(streams.flatten(0, 1), fn, base, scale, c.rms_norm_eps, c.hc_eps)
+    return u.unflatten(0, streams.shape[:2]), post, sinkhorn(logits, c.hc_sinkhorn_iters, c.hc_eps)
+
+
+@Fusible
+def write_streams(block_output: Tensor, streams: Tensor, post: Tensor, residual_mix: Tensor) -> Tensor:
+    """X'_j = post_j y + sum_i C_ij X_i for y [N, D], X [N, n, D]: C is contracted over its first (row) axis."""
+    written = post.unsqueeze(-1) * block_output.float().unsqueeze(-2)
+    for i in range(streams.shape[-2]):
+        written = written + residual_mix[:, i, :, None] * streams[:, i, None, :]
+    return written
 
 
 def hyper_post(block_output: Tensor, streams: Tensor, post: Tensor, residual_mix: Tensor) -> Tensor:
-    """X'_j = post_j y + sum_i C_ij X_i: C is contracted over its first (row) axis."""
+    """The streams [B, T, n, D] after a block whose output is [B, T, D]; post and C as hyper_pre gave them."""
+    written = write_streams(block_output.flatten(0, 1), streams.flatten(0, 1), post, residual_mix)
+    return written.view(streams.shape)
+
+
+@Fusible
+def collapse_streams(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, norm_eps: float, eps: float) -> Tensor:
+    """sum_i pre_i X_i [N, D] of streams [N, n, D]."""
     with without_autocast(streams):
-        mixed = torch.matmul(residual_mix.transpose(-1, -2), streams)
-        return mixed + post.unsqueeze(-1) * block_output.float().unsqueeze(-2)
+        mixes = F.linear(rms_normalise(streams.flatten(-2), norm_eps), fn)
+        pre = torch.sigmoid(scale * mixes + base) + eps
+        return (pre.unsqueeze(-1) * streams).sum(-2)
 
 
 def hyper_head(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, c: TinyConfig) -> Tensor:
-    """The collapse of the streams before a final norm and head: pre weights only."""
-    with without_autocast(streams):
-        mixes = F.linear(rms_normalise(streams.flatten(-2), c.rms_norm_eps), fn)
-        pre = torch.sigmoid(scale * mixes + base) + c.hc_eps
-        return (pre.unsqueeze(-1) * streams).sum(-2)
+    """The collapse [B, T, D] of the streams before a final norm and head: pre weights only."""
+    collapsed = collapse_streams(streams.flatten(0, 1), fn, base, scale, c.rms_norm_eps, c.hc_eps)
+    return collapsed.unflatten(0, streams.shape[:2])
+
+
+@Fusible
+def pool(kv: Tensor, gate: Tensor) -> Tensor:
+    """Softmax of gate over the slots, per channel, as weights of kv: [N, slots, width] both -> float32 [N, width]."""
+    return (torch.softmax(gate, dim=1) * kv.float()).sum(1)
 
 
 class Compressor(nn.Module):
@@ -124,7 +202,7 @@ class Compressor(nn.Module):
         gate = self.wgate(x).unflatten(1, (entries, self.ratio)).float() + self.ape
         if self.ratio == 4:
             kv, gate = self._overlap(kv, 0.0), self._overlap(gate, float("-inf"))
-        pooled = (torch.softmax(gate, dim=2) * kv.float()).sum(2)
+        pooled = pool(kv.flatten(0, 1), gate.flatten(0, 1)).unflatten(0, kv.shape[:2])
         positions = torch.arange(entries, device=x.device) * self.ratio
         cos, sin = rotary_tables(positions, self.c.compress_rope_theta, self.c.qk_rope_head_dim)
         return rotate(self.norm(pooled), cos, sin).to(kv.dtype)

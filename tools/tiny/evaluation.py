@@ -49,7 +49,9 @@ def bits_per_byte(
         for index, (logits, shift) in enumerate(((output.logits, 1), (output.mtp_logits, 2))):
             if logits is None:
                 continue
-            nats = F.cross_entropy(logits.float().flatten(0, 1), ids[:, shift : shift + window].flatten(), reduction="none")
+            nats = F.cross_entropy(
+                logits.float().flatten(0, 1), ids[:, shift : shift + window].flatten(), reduction="none"
+            )
             totals[index] += nats.double()[wanted.flatten()].sum()
         scored += int(wanted.sum())
     bits = totals / math.log(2)

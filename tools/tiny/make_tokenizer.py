@@ -1,6 +1,6 @@
 """Writes tokenizer.json: byte level, id = byte value, then the special tokens.
 
-    python -m tools.tiny.make_tokenizer
+python -m tools.tiny.make_tokenizer
 """
 
 from pathlib import Path
