@@ -93,10 +93,9 @@ def speeds(trainer: Trainer, steps: int = 6) -> float:
         memory = torch.cuda.max_memory_allocated() / 2**30 if trainer.device.type == "cuda" else 0.0
         per_step = elapsed / steps
         mean += part * per_step
-        print(
-            f"  length {length} {mode.selection}: {rows * length / per_step:,.0f} tokens/s, {per_step * 1e3:.0f} ms a step,"
-            f" peak memory {memory:.1f} GiB",
-            flush=True,
+        say(
+            f"  length {length} {mode.selection}: {rows * length / per_step:,.0f} tokens/s, "
+            f"{per_step * 1e3:.0f} ms a step, peak memory {memory:.1f} GiB"
         )
     return mean
 

@@ -67,28 +67,8 @@ class TextOfHTML(HTMLParser):
     """Collects the readable text of a page: paragraphs as lines, <pre> as it stands, navigation and scripts dropped."""
 
     BLOCKS = frozenset(
-        [
-            "p",
-            "div",
-            "h1",
-            "h2",
-            "h3",
-            "h4",
-            "h5",
-            "h6",
-            "li",
-            "tr",
-            "table",
-            "ul",
-            "ol",
-            "dl",
-            "dt",
-            "dd",
-            "pre",
-            "blockquote",
-            "hr",
-            "section",
-        ]
+        ["p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "table", "ul", "ol", "dl", "dt", "dd", "pre"]
+        + ["blockquote", "hr", "section"]
     )
     HIDDEN = frozenset(["script", "style", "svg", "head", "form", "button"])
     VOID = frozenset(["br", "hr", "img", "input", "link", "meta", "col", "area", "base"])

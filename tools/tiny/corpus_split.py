@@ -90,11 +90,10 @@ def drop_resembling(training: list[Entry], held: list[Entry]) -> tuple[list[Entr
         for mark in marks:
             for index in owners.get(mark, ()):
                 shared[index] += 1
-        worst = max(
-            ((count / min(len(marks), sizes[index]), index) for index, count in shared.items()), default=(0.0, 0)
-        )
-        if worst[0] >= RESEMBLANCE:
-            dropped.append((f"{entry.source}/{entry.name}", f"{held[worst[1]].source}/{held[worst[1]].name}", worst[0]))
+        parts = [(count / min(len(marks), sizes[index]), index) for index, count in shared.items()]
+        worst, other = max(parts, default=(0.0, 0))
+        if worst >= RESEMBLANCE:
+            dropped.append((f"{entry.source}/{entry.name}", f"{held[other].source}/{held[other].name}", worst))
         else:
             kept.append(entry)
     return kept, dropped
@@ -105,7 +104,7 @@ def paragraph_key(paragraph: str) -> str:
 
 
 def drop_shared_paragraphs(training: list[Entry], held: list[Entry]) -> tuple[list[Entry], int]:
-    """Removes from the training documents the longer paragraphs that also stand in a held-out one; the bytes removed."""
+    """Removes from training the longer paragraphs that also stand in a held-out document; counts the characters."""
     known = {
         paragraph_key(paragraph)
         for entry in held

@@ -118,7 +118,7 @@ def quantise_like_cache(rows: Tensor, rope_width: int) -> Tensor:
 
 @Fusible
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Almost doubly stochastic matrices from logits [..., n, n]: row softmax, then columns, then (row, column) turns."""
+    """Almost doubly stochastic matrices from logits [..., n, n]: row softmax, columns, then (row, column) turns."""
     matrix = torch.softmax(logits, dim=-1) + eps
     matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
     for _ in range(iterations - 1):

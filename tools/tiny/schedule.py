@@ -1,6 +1,8 @@
 """What each training step looks like: sequence length, attention mode, learning rate."""
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tools.tiny.dense_attention import Mode
 
@@ -44,7 +46,7 @@ class Schedule:
         """(part of the run, length, mode) of every stretch of equal steps, in order; the parts sum to 1."""
         borders = sorted({0.0, DENSE, 1.0, *(start for start, _ in self.lengths)})
         out = []
-        for start, end in zip(borders, borders[1:], strict=False):
-            step = int(round(start * self.total_steps + 0.25))
+        for start, end in pairwise(borders):
+            step = math.ceil(start * self.total_steps)
             out.append((end - start, self.length(step), self.mode(step)))
         return out
