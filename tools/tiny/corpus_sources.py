@@ -66,10 +66,9 @@ def read_tree(root: Path, pattern: str, keep: Callable[[str], bool] = lambda nam
 class TextOfHTML(HTMLParser):
     """Collects the readable text of a page: paragraphs as lines, <pre> as it stands, navigation and scripts dropped."""
 
-    BLOCKS = frozenset(
-        ["p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "table", "ul", "ol", "dl", "dt", "dd", "pre"]
-        + ["blockquote", "hr", "section"]
-    )
+    HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
+    LISTS_AND_TABLES = ("ul", "ol", "li", "dl", "dt", "dd", "table", "tr")
+    BLOCKS = frozenset(["p", "div", "pre", "blockquote", "hr", "section", *HEADINGS, *LISTS_AND_TABLES])
     HIDDEN = frozenset(["script", "style", "svg", "head", "form", "button"])
     VOID = frozenset(["br", "hr", "img", "input", "link", "meta", "col", "area", "base"])
     NAVIGATION = frozenset(["navheader", "navfooter", "nosearch", "toc", "fancy_toc", "menu", "searchmenu"])

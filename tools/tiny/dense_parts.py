@@ -116,7 +116,6 @@ def quantise_like_cache(rows: Tensor, rope_width: int) -> Tensor:
     return rows + (stored - rows.detach())
 
 
-@Fusible
 def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
     """Almost doubly stochastic matrices from logits [..., n, n]: row softmax, columns, then (row, column) turns."""
     matrix = torch.softmax(logits, dim=-1) + eps
@@ -144,7 +143,11 @@ def hyper_weights(
 def hyper_pre(streams: Tensor, fn: Tensor, base: Tensor, scale: Tensor, c: TinyConfig) -> tuple[Tensor, Tensor, Tensor]:
     """For streams [B, T, n, D]: the block's input u [B, T, D]; post [N, n] and C [N, n, n] of the N = B T tokens."""
     u, post, logits = hyper_weights(streams.flatten(0, 1), fn, base, scale, c.rms_norm_eps, c.hc_eps)
-    return u.unflatten(0, streams.shape[:2]), post, sinkhorn(logits, c.hc_sinkhorn_iters, c.hc_eps)
+    normalise = sinkhorn
+    if Fusible.enabled and streams.is_cuda:
+        # Forty dependent reductions over four numbers are launch-bound in any generated form: one kernel instead.
+        from tools.tiny.sinkhorn_kernel import sinkhorn as normalise
+    return u.unflatten(0, streams.shape[:2]), post, normalise(logits, c.hc_sinkhorn_iters, c.hc_eps)
 
 
 @Fusible
