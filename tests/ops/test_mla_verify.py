@@ -144,6 +144,7 @@ def test_requests_of_different_sizes_are_padded_and_their_padding_is_never_read(
     with work.counting() as read:
         out, lse = mla_verify(q, pool.cache, pool.table, torch.tensor([20, 31, -1]), parents, scale=SCALE)
     assert read.rows_read == 20 + 4 + 31 + 2
+    assert read.entries_attended == 4 * 20 + (1 + 2 + 2 + 3) + 2 * 31 + (1 + 2)
     for node, path in [(0, [0]), (1, [0, 1]), (2, [0, 2]), (4, [0, 2, 4])]:
         assert_node(out[0, node], lse[0, node], q[0, node], rows[0], 20, path)
     for node, path in [(0, [0]), (1, [0, 1])]:
