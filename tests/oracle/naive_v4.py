@@ -95,6 +95,15 @@ class NaiveV4:
         stretched = ((pair - low) / max(high - low, 0.001)).clamp(0, 1)
         return plain * (1 - stretched) + plain / yarn.factor * stretched
 
+    def cached(self, rows: torch.Tensor, part: str) -> torch.Tensor:
+        """What a reader gets back of `rows`: part names a layer's `window`, `compressed` entries or `index_keys`."""
+        if not self.switches.quantised:
+            return rows
+        if part.endswith("window"):
+            return v4_row(rows, self.config.rope_head_dim)
+        # All that a compressor makes is rounded to bf16 before its amax is taken.
+        return index_row(bf16(rows)) if part.endswith("index_keys") else v4_row(bf16(rows), self.config.rope_head_dim)
+
     # ---- hyper-connections
 
     def hc_mix(self, streams: torch.Tensor, name: str) -> torch.Tensor:
@@ -135,7 +144,7 @@ class NaiveV4:
     # ---- attention
 
     def attention(self, x: torch.Tensor, prefix: str, ratio: int) -> torch.Tensor:
-        config, quantised = self.config, self.switches.quantised
+        config = self.config
         length, head_dim, compressed = len(x), config.head_dim, ratio > 0
         positions = torch.arange(length)
         q_residual = self.norm(self.linear(x, f"{prefix}wq_a"), f"{prefix}q_norm.weight")
@@ -143,9 +152,8 @@ class NaiveV4:
         q = self.rope(q, positions, compressed)
         window = self.rope(self.norm(self.linear(x, f"{prefix}wkv"), f"{prefix}kv_norm.weight"), positions, compressed)
         entries = self.compress(x, f"{prefix}compressor.", ratio, head_dim) if compressed else window[:0]
-        if quantised:
-            window = v4_row(window, config.rope_head_dim)
-            entries = v4_row(bf16(entries), config.rope_head_dim)
+        window = self.cached(window, f"{prefix}window")
+        entries = self.cached(entries, f"{prefix}compressed")
         if ratio == 4:
             chosen = self.index(x, q_residual, f"{prefix}indexer.")
             self.selected[prefix] = chosen
@@ -191,8 +199,8 @@ class NaiveV4:
         keys = self.compress(x, f"{prefix}compressor.", 4, config.index_head_dim)
         q = hadamard(q) if switches.hadamard_q else q
         keys = hadamard(keys) if switches.hadamard_k else keys
-        if switches.quantised:
-            q, keys = index_row(q), index_row(keys)
+        q = index_row(q) if switches.quantised else q
+        keys = self.cached(keys, f"{prefix}index_keys")
         omega = self.linear(x, f"{prefix}weights_proj") * config.index_head_dim**-0.5 * config.index_num_heads**-0.5
         return torch.einsum("th,thw->tw", omega, torch.relu(torch.einsum("thd,wd->thw", q, keys)))
 

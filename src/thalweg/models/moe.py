@@ -19,7 +19,9 @@ class SwiGlu:
         gate, up = self.gate(x), self.up(x)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return self.down(functional.silu(gate) * up)
+        # A float32 exp rounds differently in a vector's body and tail, and a row would depend on its batch.
+        wide = gate.double() if self.gate.batch_invariant else gate
+        return self.down(functional.silu(wide).to(gate.dtype) * up)
 
 
 def routed_sum(x: torch.Tensor, experts: Sequence[SwiGlu], chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ class Experts:
 
     def route(self, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(experts int64 [T, k], weights float32 [T, k]). Equal scores: lower expert first."""
-        scores = _score(self.gate(x).float(), self.scoring)
+        # In float64: a float32 exp rounds differently in a vector's body and tail, and a row would depend on its batch.
+        scores = _score(self.gate(x).double(), self.scoring).float()
         if self.token_experts is not None:
             chosen = self.token_experts[tokens]
         else:
