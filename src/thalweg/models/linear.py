@@ -10,16 +10,17 @@ from torch.nn import functional
 
 
 class Linear:
-    """y = x W^T. weight [out, in]; x [..., in] float32 or bf16 -> [..., out] in x's dtype."""
+    """y = x W^T + b. weight [out, in], bias [out] or None; x [..., in] float32 or bf16 -> [..., out] in x's dtype."""
 
-    def __init__(self, weight: torch.Tensor, batch_invariant: bool) -> None:
+    def __init__(self, weight: torch.Tensor, batch_invariant: bool, bias: torch.Tensor | None = None) -> None:
         self.weight = weight.double() if batch_invariant else weight
+        self.bias = bias.to(self.weight.dtype) if bias is not None else None
         self.batch_invariant = batch_invariant
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.batch_invariant:
-            return functional.linear(x.double(), self.weight).to(x.dtype)
-        return functional.linear(x, self.weight)
+            return functional.linear(x.double(), self.weight, self.bias).to(x.dtype)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class GroupedLinear:
@@ -58,9 +59,9 @@ class Weights:
         """The tensor `name` as loaded, removed from the pool."""
         return self.tensors.pop(self.prefix + name)
 
-    def linear(self, name: str) -> Linear:
-        """`name`.weight as a Linear, removed from the pool."""
-        return Linear(self.take(f"{name}.weight"), self.batch_invariant)
+    def linear(self, name: str, *, bias: bool = False) -> Linear:
+        """`name`.weight, with bias also `name`.bias, as a Linear, removed from the pool."""
+        return Linear(self.take(f"{name}.weight"), self.batch_invariant, self.take(f"{name}.bias") if bias else None)
 
     def embedding(self, name: str) -> torch.Tensor:
         """`name`.weight [vocabulary, D] in the activations' dtype, removed from the pool."""

@@ -8,6 +8,7 @@ from thalweg.ops.dispatch import explain
 from thalweg.ops.index_topk import index_topk
 from thalweg.ops.kv_compact import kv_compact
 from thalweg.ops.mhc import mhc_head, mhc_post, mhc_post_pre_norm, mhc_pre
+from thalweg.ops.mla_verify import mla_verify
 from thalweg.ops.mqa_logits import mqa_logits, mqa_logits_ragged
 from thalweg.ops.norm_rope_store import norm_rope_q, norm_rope_store, rope_quantise_index_q
 from thalweg.ops.sparse_mla import sparse_mla
@@ -23,6 +24,7 @@ __all__ = [
     "mhc_post",
     "mhc_post_pre_norm",
     "mhc_pre",
+    "mla_verify",
     "mqa_logits",
     "mqa_logits_ragged",
     "norm_rope_q",

@@ -5,6 +5,7 @@ Source: the DeepSeek-V4 technical report, section 2.3. Entry w of c4 pools token
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
@@ -53,5 +54,36 @@ def compress(
     if stored != d:
         raise ValueError(f"kv: got width {width} for entries of {d} channels, the {layout.NAME} cache stores {stored}")
     check_same_device(kv=kv, gate=gate, state=state, ape=ape, cache=cache, positions=plan.positions)
+    where = (plan.positions, plan.state_slots, plan.cache_slots)
+    fixed = (norm_weight, inverse_frequencies, cache, ratio, hadamard, eps)
+    _compress(kv, gate, state, ape, *where, *fixed, implementation)
+
+
+@torch.library.custom_op("thalweg::compress", mutates_args=("state", "cache"))
+def _compress(
+    kv: Tensor,
+    gate: Tensor,
+    state: Tensor,
+    ape: Tensor,
+    positions: Tensor,
+    state_slots: Tensor,
+    cache_slots: Tensor,
+    norm_weight: Tensor,
+    inverse_frequencies: Tensor,
+    cache: Tensor,
+    ratio: int,
+    hadamard: bool,
+    eps: float,
+    implementation: str | None,
+) -> None:
+    plan = CompressPlan(positions, state_slots, cache_slots)
     args = (kv, gate, state, ape, plan, norm_weight, inverse_frequencies, cache, ratio, hadamard, eps)
     dispatch.run("compress", implementation, kv.device, *args)
+
+
+@_compress.register_fake
+def _(
+    kv, gate, state, ape, positions, state_slots, cache_slots, norm_weight, inverse_frequencies, cache, ratio, hadamard, eps,
+    implementation,
+):  # fmt: skip
+    return None

@@ -1,6 +1,7 @@
 """The lightning indexer in one operation: scores over the paged keys, exact selection, translation to cache slots."""
 
 import torch
+from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import require
@@ -35,4 +36,27 @@ def index_topk(
     page_slots = cache.shape[1] if page_slots is None else page_slots
     require(page_slots >= 1, f"page_slots: got {page_slots}, needs at least 1")
     args = (q, cache, weights, lengths, page_table, k, row_to_request, page_slots, deterministic)
+    return _index_topk(*args, implementation)
+
+
+@torch.library.custom_op("thalweg::index_topk", mutates_args=())
+def _index_topk(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    lengths: Tensor,
+    page_table: Tensor,
+    k: int,
+    row_to_request: Tensor | None,
+    page_slots: int,
+    deterministic: bool,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor]:
+    args = (q, cache, weights, lengths, page_table, k, row_to_request, page_slots, deterministic)
     return dispatch.run("index_topk", implementation, q.device, *args)
+
+
+@_index_topk.register_fake
+def _(q, cache, weights, lengths, page_table, k, row_to_request, page_slots, deterministic, implementation):
+    indices = lengths.new_empty((q.shape[0], k), dtype=torch.int32)
+    return indices, torch.empty_like(indices)

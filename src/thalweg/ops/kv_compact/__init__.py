@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
@@ -33,4 +34,14 @@ def kv_compact(
     for cache in caches:
         layout_of(cache)
         check_same_device(cache=cache, sources=sources, targets=targets)
+    _kv_compact(caches, sources, targets, implementation)
+
+
+@torch.library.custom_op("thalweg::kv_compact", mutates_args=("caches",))
+def _kv_compact(caches: Sequence[Tensor], sources: Tensor, targets: Tensor, implementation: str | None) -> None:
     dispatch.run("kv_compact", implementation, caches[0].device, caches, sources, targets)
+
+
+@_kv_compact.register_fake
+def _(caches, sources, targets, implementation):
+    return None

@@ -5,6 +5,7 @@ comb = the 4 x 4 rest through Sinkhorn. Source: the DeepSeek-V4 technical report
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
@@ -40,8 +41,7 @@ def mhc_pre(
     n = streams.shape[1]
     _check_mixer(streams, fn, scale, base, (2 + n) * n, 3)
     require(iterations >= 1, f"iterations: got {iterations}, needs at least 1")
-    args = (streams, fn, scale, base, norm_eps, hc_eps, iterations)
-    return dispatch.run("mhc_pre", implementation, streams.device, *args)
+    return _pre(streams, fn, scale, base, norm_eps, hc_eps, iterations, implementation)
 
 
 def mhc_post(
@@ -58,7 +58,7 @@ def mhc_post(
     dtype. Raises ValueError for shapes that do not fit.
     """
     _check_post(y, streams, post, comb)
-    return dispatch.run("mhc_post", implementation, streams.device, y, streams, post, comb)
+    return _post(y, streams, post, comb, implementation)
 
 
 def mhc_post_pre_norm(
@@ -86,7 +86,7 @@ def mhc_post_pre_norm(
     check_tensor("norm_weight", norm_weight, (width,))
     require(iterations >= 1, f"iterations: got {iterations}, needs at least 1")
     args = (y, streams, post, comb, fn, scale, base, norm_weight, norm_eps, hc_eps, iterations)
-    return dispatch.run("mhc_post_pre_norm", implementation, streams.device, *args)
+    return _post_pre_norm(*args, implementation)
 
 
 def mhc_head(
@@ -105,7 +105,7 @@ def mhc_head(
     """
     _check_streams(streams)
     _check_mixer(streams, fn, scale, base, streams.shape[1], 1)
-    return dispatch.run("mhc_head", implementation, streams.device, streams, fn, scale, base, norm_eps, hc_eps)
+    return _head(streams, fn, scale, base, norm_eps, hc_eps, implementation)
 
 
 def _check_streams(streams: torch.Tensor) -> None:
@@ -128,3 +128,77 @@ def _check_post(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb
     check_tensor("post", post, (rows, n))
     check_tensor("comb", comb, (rows, n, n))
     check_same_device(y=y, streams=streams, post=post, comb=comb)
+
+
+@torch.library.custom_op("thalweg::mhc_pre", mutates_args=())
+def _pre(
+    streams: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    args = (streams, fn, scale, base, norm_eps, hc_eps, iterations)
+    return dispatch.run("mhc_pre", implementation, streams.device, *args)
+
+
+@_pre.register_fake
+def _(streams, fn, scale, base, norm_eps, hc_eps, iterations, implementation):
+    rows, n, width = streams.shape
+    mixing = streams.new_empty((rows, n), dtype=torch.float32)
+    return streams.new_empty((rows, width)), mixing, mixing.new_empty((rows, n, n))
+
+
+@torch.library.custom_op("thalweg::mhc_post", mutates_args=())
+def _post(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor, implementation: str | None) -> Tensor:
+    return dispatch.run("mhc_post", implementation, streams.device, y, streams, post, comb)
+
+
+@_post.register_fake
+def _(y, streams, post, comb, implementation):
+    return torch.empty_like(streams)
+
+
+@torch.library.custom_op("thalweg::mhc_post_pre_norm", mutates_args=())
+def _post_pre_norm(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    comb: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    hc_eps: float,
+    iterations: int,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    args = (y, streams, post, comb, fn, scale, base, norm_weight, norm_eps, hc_eps, iterations)
+    return dispatch.run("mhc_post_pre_norm", implementation, streams.device, *args)
+
+
+@_post_pre_norm.register_fake
+def _(y, streams, post, comb, fn, scale, base, norm_weight, norm_eps, hc_eps, iterations, implementation):
+    return torch.empty_like(streams), torch.empty_like(y), torch.empty_like(post), torch.empty_like(comb)
+
+
+@torch.library.custom_op("thalweg::mhc_head", mutates_args=())
+def _head(
+    streams: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    norm_eps: float,
+    hc_eps: float,
+    implementation: str | None,
+) -> Tensor:
+    return dispatch.run("mhc_head", implementation, streams.device, streams, fn, scale, base, norm_eps, hc_eps)
+
+
+@_head.register_fake
+def _(streams, fn, scale, base, norm_eps, hc_eps, implementation):
+    return streams.new_empty((streams.shape[0], streams.shape[2]))

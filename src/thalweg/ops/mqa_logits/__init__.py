@@ -5,6 +5,7 @@ score = (sum_h weights_h relu(q_h . codes)) x the key's scale. Source: DeepSeek-
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts import exact, index_fp8
 from thalweg.layouts.registry import layout_of
@@ -45,8 +46,8 @@ def mqa_logits(
         out = torch.empty(q.shape[0], width, dtype=torch.float32, device=q.device)
     check_tensor("out", out, (q.shape[0], None), (torch.float32,))
     require(out.shape[1] >= width, f"out: got width {out.shape[1]}, the page table spans {width}")
-    args = (q, cache, weights, lengths, page_table, row_to_request, out, clean)
-    return dispatch.run("mqa_logits", implementation, q.device, *args)
+    _logits(q, cache, weights, lengths, page_table, row_to_request, out, clean, implementation)
+    return out
 
 
 def mqa_logits_ragged(
@@ -78,7 +79,8 @@ def mqa_logits_ragged(
         out = torch.empty(rows, keys.shape[0], dtype=torch.float32, device=q.device)
     check_tensor("out", out, (rows, keys.shape[0]), (torch.float32,))
     check_same_device(q=q, keys=keys, scales=scales, weights=weights, starts=starts, ends=ends, out=out)
-    return dispatch.run("mqa_logits_ragged", implementation, q.device, q, keys, scales, weights, starts, ends, out)
+    _ragged(q, keys, scales, weights, starts, ends, out, implementation)
+    return out
 
 
 def check_index_arguments(
@@ -106,3 +108,43 @@ def check_index_arguments(
     check_same_device(
         q=q, cache=cache, weights=weights, lengths=lengths, page_table=page_table, row_to_request=row_to_request
     )
+
+
+@torch.library.custom_op("thalweg::mqa_logits", mutates_args=("out",))
+def _logits(
+    q: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    lengths: Tensor,
+    page_table: Tensor,
+    row_to_request: Tensor | None,
+    out: Tensor,
+    clean: bool,
+    implementation: str | None,
+) -> None:
+    args = (q, cache, weights, lengths, page_table, row_to_request, out, clean)
+    dispatch.run("mqa_logits", implementation, q.device, *args)
+
+
+@_logits.register_fake
+def _(q, cache, weights, lengths, page_table, row_to_request, out, clean, implementation):
+    return None
+
+
+@torch.library.custom_op("thalweg::mqa_logits_ragged", mutates_args=("out",))
+def _ragged(
+    q: Tensor,
+    keys: Tensor,
+    scales: Tensor | None,
+    weights: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    out: Tensor,
+    implementation: str | None,
+) -> None:
+    dispatch.run("mqa_logits_ragged", implementation, q.device, q, keys, scales, weights, starts, ends, out)
+
+
+@_ragged.register_fake
+def _(q, keys, scales, weights, starts, ends, out, implementation):
+    return None

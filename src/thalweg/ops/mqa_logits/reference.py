@@ -22,7 +22,7 @@ def mqa_logits(
     row_to_request: torch.Tensor | None,
     out: torch.Tensor,
     clean: bool,
-) -> torch.Tensor:
+) -> None:
     """See `thalweg.ops.mqa_logits`."""
     for rows, row_lengths, scores in score_requests(q, cache, weights, lengths, page_table, row_to_request):
         column = torch.arange(scores.shape[1], device=q.device)
@@ -31,7 +31,6 @@ def mqa_logits(
     if clean:
         column = torch.arange(out.shape[1], device=q.device)
         out.masked_fill_(column >= lengths.unsqueeze(1), float("-inf"))
-    return out
 
 
 def score_requests(
@@ -83,7 +82,7 @@ def mqa_logits_ragged(
     starts: torch.Tensor,
     ends: torch.Tensor,
     out: torch.Tensor,
-) -> torch.Tensor:
+) -> None:
     """See `thalweg.ops.mqa_logits_ragged`."""
     live = ends > starts
     if bool(live.any()):
@@ -93,7 +92,6 @@ def mqa_logits_ragged(
         column = torch.arange(first, last, device=q.device)
         inside = (column >= starts.unsqueeze(1)) & (column < ends.unsqueeze(1))
         out[:, first:last] = torch.where(inside, scores, out[:, first:last])
-    return out
 
 
 def _read(cache: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

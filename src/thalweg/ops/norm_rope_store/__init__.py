@@ -5,10 +5,11 @@ byte layouts in `thalweg.layouts`.
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import check_same_device, check_tensor
+from thalweg.ops.checks import check_same_device, check_tensor, require
 from thalweg.ops.norm_rope_store import reference
 
 dispatch.register("norm_rope_store", "reference", reference.kv_store)
@@ -31,12 +32,14 @@ def norm_rope_store(
 ) -> None:
     """RMSNorm and rope of latent rows, quantised by the cache's layout and written to their slots, in place.
 
-    kv [T, d] float32 or bf16; norm_weight [d]; inverse_frequencies float32; positions int [T]; cache of any layout of row
-    width d; slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
+    kv [T, d] float32 or bf16; norm_weight [n]: the norm is over the first n channels (V4: all 512; MLA: 512 of 576, the
+    rope channels stand outside of it); inverse_frequencies float32; positions int [T]; cache of any layout of row width d;
+    slots int [T], -1 = not stored. Raises ValueError for shapes that do not fit.
     """
     check_tensor("kv", kv, (None, None))
     rows, width = kv.shape
-    check_tensor("norm_weight", norm_weight, (width,))
+    check_tensor("norm_weight", norm_weight, (None,))
+    require(norm_weight.numel() <= width, f"norm_weight: got {norm_weight.numel()} channels, kv has {width}")
     check_tensor("positions", positions, (rows,), _INTEGER)
     check_tensor("slots", slots, (rows,), _INTEGER)
     layout = layout_of(cache)
@@ -44,8 +47,7 @@ def norm_rope_store(
     if stored != width:
         raise ValueError(f"kv: got rows of width {width}, the {layout.NAME} cache stores {stored}")
     check_same_device(kv=kv, norm_weight=norm_weight, positions=positions, cache=cache, slots=slots)
-    args = (kv, norm_weight, inverse_frequencies, positions, cache, slots, eps)
-    dispatch.run("norm_rope_store", implementation, kv.device, *args)
+    _store(kv, norm_weight, inverse_frequencies, positions, cache, slots, eps, implementation)
 
 
 def norm_rope_q(
@@ -60,7 +62,7 @@ def norm_rope_q(
     check_tensor("q", q, (None, None, None))
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
     check_same_device(q=q, inverse_frequencies=inverse_frequencies, positions=positions)
-    return dispatch.run("norm_rope_q", implementation, q.device, q, inverse_frequencies, positions, eps)
+    return _query(q, inverse_frequencies, positions, eps, implementation)
 
 
 def rope_quantise_index_q(
@@ -82,5 +84,54 @@ def rope_quantise_index_q(
     check_tensor("weights", weights, (q.shape[0], q.shape[1]), (torch.float32,))
     check_tensor("positions", positions, (q.shape[0],), _INTEGER)
     check_same_device(q=q, weights=weights, inverse_frequencies=inverse_frequencies, positions=positions)
+    return _index_query(q, weights, inverse_frequencies, positions, hadamard, quantise, implementation)
+
+
+@torch.library.custom_op("thalweg::norm_rope_store", mutates_args=("cache",))
+def _store(
+    kv: Tensor,
+    norm_weight: Tensor,
+    inverse_frequencies: Tensor,
+    positions: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    eps: float,
+    implementation: str | None,
+) -> None:
+    args = (kv, norm_weight, inverse_frequencies, positions, cache, slots, eps)
+    dispatch.run("norm_rope_store", implementation, kv.device, *args)
+
+
+@_store.register_fake
+def _(kv, norm_weight, inverse_frequencies, positions, cache, slots, eps, implementation):
+    return None
+
+
+@torch.library.custom_op("thalweg::norm_rope_q", mutates_args=())
+def _query(q: Tensor, inverse_frequencies: Tensor, positions: Tensor, eps: float, implementation: str | None) -> Tensor:
+    return dispatch.run("norm_rope_q", implementation, q.device, q, inverse_frequencies, positions, eps)
+
+
+@_query.register_fake
+def _(q, inverse_frequencies, positions, eps, implementation):
+    return torch.empty_like(q)
+
+
+@torch.library.custom_op("thalweg::rope_quantise_index_q", mutates_args=())
+def _index_query(
+    q: Tensor,
+    weights: Tensor,
+    inverse_frequencies: Tensor,
+    positions: Tensor,
+    hadamard: bool,
+    quantise: bool,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor]:
     args = (q, weights, inverse_frequencies, positions, hadamard, quantise)
     return dispatch.run("rope_quantise_index_q", implementation, q.device, *args)
+
+
+@_index_query.register_fake
+def _(q, weights, inverse_frequencies, positions, hadamard, quantise, implementation):
+    dtype = torch.float8_e4m3fn if quantise else torch.float32
+    return torch.empty_like(q, dtype=dtype), torch.empty_like(weights)

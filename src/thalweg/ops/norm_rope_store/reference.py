@@ -17,8 +17,10 @@ def kv_store(
     slots: torch.Tensor,
     eps: float,
 ) -> None:
-    """Window rows: RMSNorm, rope, then the layout's own rounding."""
-    rows = rotate(rms_norm(kv, norm_weight, eps), positions, inverse_frequencies)
+    """Latent rows: RMSNorm of the channels that have a norm weight, rope, then the layout's own rounding."""
+    normed = norm_weight.numel()
+    latent = torch.cat((rms_norm(kv[:, :normed], norm_weight, eps), kv[:, normed:]), dim=1)
+    rows = rotate(latent, positions, inverse_frequencies)
     inside = in_pool("norm_rope_store slots", slots, slots >= 0, cache.shape[0] * cache.shape[1])
     layout_of(cache).write(cache, torch.where(inside, slots, -1), rows)
 
@@ -41,6 +43,6 @@ def index_query(
     if rotate_hadamard:
         q = hadamard(q)
     if not quantise:
-        return q.float(), weights
+        return q.float(), weights.clone()  # a registered operation may not return its argument
     codes, scale = encode(q)
     return codes, weights * scale

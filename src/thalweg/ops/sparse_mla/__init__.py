@@ -5,6 +5,7 @@ Source: the DeepSeek-V3.2 and V4 technical reports.
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
@@ -46,7 +47,7 @@ def sparse_mla(
         _check_list("extra indices", extra_cache, extra_indices, extra_lengths, rows, width)
     check_same_device(q=q, cache=cache, indices=indices, lengths=lengths, sink=sink, extra_cache=extra_cache)
     args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
-    return dispatch.run("sparse_mla", implementation, q.device, *args)
+    return _sparse_mla(*args, implementation)
 
 
 def _check_list(
@@ -59,3 +60,26 @@ def _check_list(
     check_tensor(name, indices, (rows, None), _INTEGER)
     if lengths is not None:
         check_tensor(f"{name} lengths", lengths, (rows,), _INTEGER)
+
+
+@torch.library.custom_op("thalweg::sparse_mla", mutates_args=())
+def _sparse_mla(
+    q: Tensor,
+    cache: Tensor,
+    indices: Tensor,
+    lengths: Tensor | None,
+    sink: Tensor | None,
+    extra_cache: Tensor | None,
+    extra_indices: Tensor | None,
+    extra_lengths: Tensor | None,
+    scale: float,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor]:
+    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
+    return dispatch.run("sparse_mla", implementation, q.device, *args)
+
+
+@_sparse_mla.register_fake
+def _(q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, implementation):
+    rows, heads = q.shape[:2]
+    return q.new_empty((rows, heads, reference.VALUE_DIM)), q.new_empty((rows, heads), dtype=torch.float32)

@@ -8,8 +8,8 @@ from thalweg.ops.checks import in_pool
 
 VALUE_DIM = 512
 
-# Elements of the gathered float64 key block: bounds it to 64 MiB.
-_BLOCK_ELEMENTS = 8 * 2**20
+# Elements of the gathered float64 key block: 4 MiB, which stays in a CPU's cache.
+_BLOCK_ELEMENTS = 2**19
 
 
 def sparse_mla(
@@ -30,6 +30,8 @@ def sparse_mla(
         keys, where = torch.cat((keys, extra_keys)), torch.cat((where, extra_where), dim=1)
     out = torch.empty(*q.shape[:2], VALUE_DIM, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    # Entries that are not attended gather a row of zeros: not a product with a mask, 0 x NaN is NaN.
+    keys = torch.cat((keys, keys.new_zeros(1, keys.shape[1])))
     if is_counting():
         count(Work(entries_attended=int((where >= 0).sum())))
     block = max(1, _BLOCK_ELEMENTS // max(1, where.shape[1] * keys.shape[1]))
@@ -43,8 +45,7 @@ def _attend(
     q: torch.Tensor, keys: torch.Tensor, where: torch.Tensor, sink: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     valid = where >= 0
-    gathered = keys[where.clamp(min=0)]
-    gathered = torch.where(valid.unsqueeze(-1), gathered, 0.0)  # not times a mask: 0 x NaN is NaN
+    gathered = keys[torch.where(valid, where, keys.shape[0] - 1)]
     scores = torch.einsum("rhd,rkd->rhk", q.double(), gathered) * scale
     scores = scores.masked_fill(~valid.unsqueeze(1), float("-inf"))
     lse = torch.logsumexp(scores, dim=-1) if scores.shape[-1] else torch.full_like(scores.sum(-1), float("-inf"))

@@ -1,6 +1,7 @@
 """Exact selection of the k highest scores of every row, over the row's own length."""
 
 import torch
+from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
@@ -28,4 +29,16 @@ def topk(
     check_tensor("lengths", lengths, (logits.shape[0],), (torch.int32, torch.int64))
     require(k >= 1, f"k: got {k}, needs at least 1")
     check_same_device(logits=logits, lengths=lengths)
+    return _topk(logits, lengths, k, ordered, deterministic, implementation)
+
+
+@torch.library.custom_op("thalweg::topk", mutates_args=())
+def _topk(
+    logits: Tensor, lengths: Tensor, k: int, ordered: bool, deterministic: bool, implementation: str | None
+) -> Tensor:
     return dispatch.run("topk", implementation, logits.device, logits, lengths, k, ordered, deterministic)
+
+
+@_topk.register_fake
+def _(logits, lengths, k, ordered, deterministic, implementation):
+    return lengths.new_empty((logits.shape[0], k), dtype=torch.int32)

@@ -1,0 +1,54 @@
+"""Sampling against probabilities worked out by hand and against the frequencies of many draws."""
+
+import math
+
+import pytest
+import torch
+
+from thalweg.engine.sampler import Sampler, Sampling, filtered_probabilities
+from thalweg.errors import UserError
+
+# softmax of these is 0.5, 0.25, 0.125, 0.125, in another order
+LOGITS = torch.tensor([math.log(0.125), math.log(0.5), math.log(0.125), math.log(0.25)])
+
+
+def test_greedy_takes_the_largest_and_the_lower_id_of_equals() -> None:
+    assert Sampler(Sampling())(LOGITS) == 1
+    assert Sampler(Sampling())(torch.tensor([0.0, 2.0, 2.0])) == 1
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(temperature=1.0), [0.125, 0.5, 0.125, 0.25]),
+        (Sampling(temperature=1.0, top_k=2), [0, 2 / 3, 0, 1 / 3]),
+        # 0.5 reaches 0.4 alone; 0.5 does not reach 0.6, with 0.25 it does
+        (Sampling(temperature=1.0, top_p=0.4), [0, 1, 0, 0]),
+        (Sampling(temperature=1.0, top_p=0.6), [0, 2 / 3, 0, 1 / 3]),
+        # temperature 0.5 squares: 4 : 16 : 4... of 1/64, 16/64, 1/64, 4/64
+        (Sampling(temperature=0.5), [1 / 22, 16 / 22, 1 / 22, 4 / 22]),
+        # temperature before top-p: 16/22 = 0.727 alone reaches 0.7
+        (Sampling(temperature=0.5, top_p=0.7), [0, 1, 0, 0]),
+        # a tie at the edge of top-k goes to the lower id
+        (Sampling(temperature=1.0, top_k=3), [1 / 7, 4 / 7, 0, 2 / 7]),
+    ],
+)
+def test_filters_leave_the_probabilities_worked_out_by_hand(sampling: Sampling, expected: list[float]) -> None:
+    torch.testing.assert_close(
+        filtered_probabilities(LOGITS, sampling), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6
+    )
+
+
+def test_draws_follow_the_probabilities() -> None:
+    sampler = Sampler(Sampling(temperature=1.0, seed=3))
+    draws = torch.tensor([sampler(LOGITS) for _ in range(4000)])
+    expected = torch.tensor([0.125, 0.5, 0.125, 0.25]) * 4000
+    counts = torch.bincount(draws, minlength=4).float()
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 16.3  # 0.1% of true samplers exceed it, at 3 degrees of freedom
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}])
+def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match="possible is"):
+        Sampling(**wrong)  # type: ignore[arg-type]

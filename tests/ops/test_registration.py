@@ -1,0 +1,65 @@
+"""Every operation is a torch.library operation whose schema and fake are true, so torch.compile and export may see it."""
+
+import pytest
+import torch
+
+import thalweg.ops
+from thalweg.layouts import exact, v4
+
+FREQUENCIES = torch.tensor([1.0, 0.1])
+
+
+def integers(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def arguments() -> dict[str, tuple]:
+    torch.manual_seed(0)
+    streams, y, post, comb = torch.randn(3, 4, 8), torch.randn(3, 8), torch.rand(3, 4), torch.rand(3, 4, 4)
+    mixer = (torch.randn(24, 32), torch.randn(3), torch.randn(24))
+    keys = exact.allocate(3, 64, 128)  # opcheck compares arguments, which torch cannot do for e4m3
+    exact.write(keys, torch.arange(64, 192), torch.randn(128, 128))
+    main = v4.allocate(3, 64)
+    v4.write(main, torch.arange(64, 192), torch.randn(128, 512))
+    q, weights = torch.randn(2, 16, 128), torch.randn(2, 16)
+    table, lengths = integers(1, 2).view(2, 1), integers(64, 5)
+    small = exact.allocate(2, 8, 8)
+    return {
+        "mhc_pre": (streams, *mixer, 1e-6, 1e-6, 20, None),
+        "mhc_post": (y, streams, post, comb, None),
+        "mhc_post_pre_norm": (y, streams, post, comb, *mixer, torch.rand(8), 1e-6, 1e-6, 20, None),
+        "mhc_head": (streams, torch.randn(4, 32), torch.randn(1), torch.randn(4), 1e-6, 1e-6, None),
+        "norm_rope_store": (y, torch.rand(8), FREQUENCIES, integers(0, 1, 2), small, integers(8, 9, -1), 1e-6, None),
+        "norm_rope_q": (torch.randn(3, 2, 8), FREQUENCIES, integers(0, 1, 2), 1e-6, None),
+        "rope_quantise_index_q": (streams, post, FREQUENCIES, integers(0, 1, 2), True, True, None),
+        "compress": (
+            *(torch.randn(5, 16), torch.randn(5, 16), torch.zeros(2, 8, 2, 16), torch.randn(4, 16)),
+            *(torch.arange(5), torch.ones(5, dtype=torch.int64), integers(-1, -1, -1, 8, -1)),
+            *(torch.rand(8), FREQUENCIES, small, 4, False, 1e-6, None),
+        ),
+        "mqa_logits": (q, keys, weights, lengths, table, None, torch.zeros(2, 64), True, None),
+        "mqa_logits_ragged": (
+            *(q, torch.randn(9, 128), None, weights),
+            *(integers(0, 4), integers(9, 4), torch.zeros(2, 9), None),
+        ),
+        "topk": (torch.randn(2, 64), lengths, 7, False, False, None),
+        "index_topk": (q, keys, weights, lengths, table, 7, None, 64, False, None),
+        "sparse_mla": (
+            *(torch.randn(2, 4, 512), main, integers(64, 65, -1, 66).view(2, 2), None, torch.randn(4)),
+            *(main, integers(70, 71).view(2, 1), integers(1, 0), 0.04, None),
+        ),
+        "kv_compact": ([main, main.clone()], integers(64, 65), integers(66, -1), None),
+    }
+
+
+CASES = arguments()
+
+
+def test_every_operation_has_a_case_here() -> None:
+    assert {choice.operation for choice in thalweg.ops.explain("cpu")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schema_and_fake_are_true(name: str) -> None:
+    operation = getattr(torch.ops.thalweg, name).default
+    torch.library.opcheck(operation, CASES[name], test_utils=("test_schema", "test_faketensor"))

@@ -1,0 +1,187 @@
+"""The command line: text on stdout, everything else on stderr, a mistake is one line and exit code 2."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from thalweg.cli import main
+from thalweg.models.open import TINY
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that a mistake prints."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+    return captured.err
+
+
+def damaged(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "damaged"))
+
+
+def change_config(folder: Path, **values: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_generate_writes_text_and_nothing_else_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--max-tokens", "12", "def main():"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out) > 1 and captured.out.endswith("\n")
+    assert captured.err == ""
+
+
+def test_the_prompt_comes_from_an_argument_a_file_or_stdin(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "The source of the river — "
+    (tmp_path / "prompt.txt").write_text(prompt)
+    outputs = []
+    for argv in ([prompt], ["--file", str(tmp_path / "prompt.txt")], []):
+        if not argv:
+            monkeypatch.setattr("sys.stdin", open(tmp_path / "prompt.txt"))  # noqa: SIM115
+        assert main(["generate", "--max-tokens", "10", *argv]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_a_seed_makes_sampled_text_repeatable(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert main(["generate", "--max-tokens", "24", "--temperature", "1", "--seed", seed, "A"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stats_say_rates_pages_and_work_per_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--stats", "--max-tokens", "4", "x" * 300]) == 0
+    prefill, decode, pages = capsys.readouterr().err.splitlines()
+    assert re.match(r"prefill: 301 tokens in [\d.]+ s \([\d.,]+ tok/s\), 2 steps; per step", prefill)
+    assert re.match(r"decode: 3 tokens .* per step 15[0-2] keys scored, \d+ entries attended, \d+ pages read", decode)
+    assert pages == "pages at the end: 2 of 2, and 2 of the window"
+
+
+def test_explain_names_an_implementation_and_a_reason_for_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("operations on cpu")
+    assert any(line.split() == ["sparse_mla", "reference", "the", "only", "implementation"] for line in lines)
+    assert main(["explain", "--device", "cpu", "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)
+    assert {choice["operation"] for choice in choices} >= {"index_topk", "compress", "mla_verify", "kv_compact"}
+
+
+def test_a_misspelt_implementation_is_an_error_not_a_fallback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THALWEG_IMPLEMENTATION", "refrence")
+    assert "no implementation 'refrence'; there are: reference" in refused(capsys, "explain", "--device", "cpu")
+    assert "no implementation 'refrence'" in refused(capsys, "generate", "x")
+
+
+def test_a_missing_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no such folder" in refused(capsys, "generate", "--model", str(tmp_path / "nowhere"), "x")
+    assert "no config.json" in refused(capsys, "generate", "--model", str(tmp_path), "x")
+
+
+def test_a_checkpoint_without_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = damaged(tmp_path)
+    (folder / "model.safetensors").unlink()
+    assert "safetensors" in refused(capsys, "generate", "--model", str(folder), "x")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 1000, 1_000_000])
+def test_a_truncated_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path, kept: int) -> None:
+    folder = damaged(tmp_path)
+    os.truncate(folder / "model.safetensors", kept)
+    assert "model.safetensors" in refused(capsys, "generate", "--model", str(folder), "x")
+
+
+def test_a_checkpoint_without_a_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = damaged(tmp_path)
+    (folder / "tokenizer.json").write_text("{")
+    assert "not a tokenizer" in refused(capsys, "generate", "--model", str(folder), "x")
+    (folder / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in refused(capsys, "generate", "--model", str(folder), "x")
+
+
+def test_an_unknown_architecture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = damaged(tmp_path)
+    change_config(folder, model_type="llama", architectures=["LlamaForCausalLM"])
+    error = refused(capsys, "generate", "--model", str(folder), "x")
+    assert "unknown architecture 'llama'; possible are deepseek_v4" in error
+
+
+def test_a_config_that_does_not_fit_the_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = damaged(tmp_path)
+    change_config(folder, hidden_size=256)
+    assert "config.json asks for" in refused(capsys, "generate", "--model", str(folder), "x")
+
+
+def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "generate", "--context-length", "256", "--max-tokens", "100", "x" * 300)
+    assert "a prompt of 301 tokens and 100 new ones exceed the context length 256" in error
+
+
+def test_a_pool_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    error = refused(capsys, "generate", "--context-length", "8192", "--kv-tokens", "4096", "x")
+    assert "a pool of 4,096 KV tokens cannot hold one request of the context length 8,192" in error
+    assert "GiB available: lower --kv-tokens" in refused(capsys, "generate", "--kv-tokens", "999999999999", "x")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--temperature", "-1", "x"], "temperature is -1.0"),
+        (["--top-p", "0", "x"], "top-p is 0.0"),
+        (["--chunk-tokens", "0", "x"], "chunk-tokens is 0"),
+        (["--max-tokens", "0", "x"], "max-tokens is 0"),
+        (["--context-length", "0", "x"], "context length 0"),
+        (["--device", "tpu", "x"], "device tpu: possible are cpu, cuda"),
+        (["--kv-layout", "v5", "x"], "KV layout v5: possible for this model are v4, exact"),
+        (["--file", "/nowhere/at/all"], "/nowhere/at/all: cannot be read: No such file"),
+        (["--file", "/nowhere", "x"], "a prompt and --file were both given"),
+    ],
+)
+def test_impossible_options(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert message in refused(capsys, "generate", *argv)
+
+
+def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"abc\xff")
+    assert "not UTF-8 text: invalid start byte at byte 3" in refused(
+        capsys, "generate", "--file", str(tmp_path / "bytes")
+    )
+
+
+def test_ctrl_c_ends_cleanly() -> None:
+    command = [sys.executable, "-m", "thalweg", "generate", "--stats", "--max-tokens", "100000", "Once upon a time"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(8)  # it writes
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read().decode()
+        process.stdout.read()
+    assert process.returncode == 130
+    assert "Traceback" not in errors and "decode:" in errors
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m thalweg generate --max-tokens 2000 'Once upon' | head -c 20"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120, check=True)
+    assert len(done.stdout) == 20 and b"Traceback" not in done.stderr and b"Broken" not in done.stderr
+
+
+def test_the_version_needs_no_torch() -> None:
+    code = "import sys, thalweg.cli as c\ntry: c.main(['--version'])\nexcept SystemExit: print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["thalweg", "0.1.0", "False"]
