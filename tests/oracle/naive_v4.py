@@ -220,9 +220,13 @@ class NaiveV4:
             if table is not None:
                 experts = table[tokens[t]]
             else:
-                experts = torch.topk(p[t] + self.weights[f"{prefix}gate.bias"], self.config.num_experts_per_token).indices
+                experts = torch.topk(
+                    p[t] + self.weights[f"{prefix}gate.bias"], self.config.num_experts_per_token
+                ).indices
             share = p[t, experts] / p[t, experts].sum() * self.config.routed_scaling_factor
-            routed = [w * self.swiglu(x[t], f"{prefix}experts.{e}") for w, e in zip(share, experts.tolist(), strict=True)]
+            routed = [
+                w * self.swiglu(x[t], f"{prefix}experts.{e}") for w, e in zip(share, experts.tolist(), strict=True)
+            ]
             rows.append(sum(routed) + self.swiglu(x[t], f"{prefix}shared_experts"))
         return torch.stack(rows)
 
