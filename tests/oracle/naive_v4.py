@@ -151,11 +151,12 @@ class NaiveV4:
         q = self.rms(self.linear(q_residual, f"{prefix}wq_b").view(length, -1, head_dim))
         q = self.rope(q, positions, compressed)
         window = self.rope(self.norm(self.linear(x, f"{prefix}wkv"), f"{prefix}kv_norm.weight"), positions, compressed)
-        entries = self.compress(x, f"{prefix}compressor.", ratio, head_dim) if compressed else window[:0]
         window = self.cached(window, f"{prefix}window")
-        entries = self.cached(entries, f"{prefix}compressed")
+        entries = window[:0]
+        if compressed:
+            entries = self.cached(self.compress(x, f"{prefix}compressor.", ratio, head_dim), f"{prefix}compressed")
         if ratio == 4:
-            chosen = self.index(x, q_residual, f"{prefix}indexer.")
+            chosen = self.choose(self.index_scores(x, q_residual, f"{prefix}indexer."))
             self.selected[prefix] = chosen
         elif ratio == 128:
             chosen = [list(range((t + 1) // 128)) for t in range(length)]
@@ -204,10 +205,9 @@ class NaiveV4:
         omega = self.linear(x, f"{prefix}weights_proj") * config.index_head_dim**-0.5 * config.index_num_heads**-0.5
         return torch.einsum("th,thw->tw", omega, torch.relu(torch.einsum("thd,wd->thw", q, keys)))
 
-    def index(self, x: torch.Tensor, q_residual: torch.Tensor, prefix: str) -> list[list[int]]:
+    def choose(self, scores: torch.Tensor) -> list[list[int]]:
         """Per token, the highest of the visible entries, the lower index first among equals."""
-        scores = self.index_scores(x, q_residual, prefix)
-        ranked = [torch.sort(scores[t, : (t + 1) // 4], descending=True, stable=True).indices for t in range(len(x))]
+        ranked = [torch.sort(row[: (t + 1) // 4], descending=True, stable=True).indices for t, row in enumerate(scores)]
         return [order[: self.config.index_topk].tolist() for order in ranked]
 
     # ---- experts
