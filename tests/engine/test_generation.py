@@ -8,8 +8,8 @@ from thalweg.engine.pools import CachePools, CacheSettings
 from thalweg.engine.sampler import Sampling
 from thalweg.errors import UserError
 from thalweg.models.batch import RowBatch
-from thalweg.models.deepseek_v4.caches import PoolSizes
 from thalweg.models.deepseek_v4.model import DeepseekV4Model
+from thalweg.models.interface import PoolSizes
 
 PROMPT = [256, *(b"import os\n\n\ndef walk(path):\n    for name in sorted(os.listdir(path)):\n" * 6)]
 GREEDY = Sampling()

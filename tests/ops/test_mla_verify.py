@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thalweg.layouts import exact, mla_bf16, traffic, v32
+from thalweg.layouts import exact, mla_bf16, v32, work
 from thalweg.ops import explain, mla_verify
 
 SCALE = 0.07
@@ -141,9 +141,10 @@ def test_requests_of_different_sizes_are_padded_and_their_padding_is_never_read(
     pool = Pool("exact", 16, rows)
     pool.table[2] = 10**6
     q = queries(3, 5, 4)
-    with traffic.counting() as read:
+    with work.counting() as read:
         out, lse = mla_verify(q, pool.cache, pool.table, torch.tensor([20, 31, -1]), parents, scale=SCALE)
-    assert read.rows == 20 + 4 + 31 + 2
+    assert read.rows_read == 20 + 4 + 31 + 2
+    assert read.entries_attended == 4 * 20 + (1 + 2 + 2 + 3) + 2 * 31 + (1 + 2)
     for node, path in [(0, [0]), (1, [0, 1]), (2, [0, 2]), (4, [0, 2, 4])]:
         assert_node(out[0, node], lse[0, node], q[0, node], rows[0], 20, path)
     for node, path in [(0, [0]), (1, [0, 1])]:
@@ -207,10 +208,10 @@ def test_the_prefix_is_read_once_whatever_the_nodes_and_the_width_of_the_table()
     for width in (pool.table.shape[1], 100_000):
         table = torch.full((1, width), 10**6, dtype=torch.int32)
         table[:, : pool.table.shape[1]] = pool.table
-        with traffic.counting() as read:
+        with work.counting() as read:
             args = (queries(1, 7, 2), pool.cache, table, torch.tensor([1300]), torch.tensor([BINARY_TREE]))
             mla_verify(*args, scale=SCALE)
-        counts.append((read.rows, read.pages))
+        counts.append((read.rows_read, read.pages_read))
     assert counts == [(1307, 21)] * 2
 
 

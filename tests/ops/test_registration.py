@@ -23,6 +23,8 @@ def arguments() -> dict[str, tuple]:
     v4.write(main, torch.arange(64, 192), torch.randn(128, 512))
     q, weights = torch.randn(2, 16, 128), torch.randn(2, 16)
     table, lengths = integers(1, 2).view(2, 1), integers(64, 5)
+    latent = exact.allocate(3, 16, 576)
+    exact.write(latent, torch.arange(16, 48), torch.randn(32, 576))
     small = exact.allocate(2, 8, 8)
     return {
         "mhc_pre": (streams, *mixer, 1e-6, 1e-6, 20, None),
@@ -47,6 +49,10 @@ def arguments() -> dict[str, tuple]:
         "sparse_mla": (
             *(torch.randn(2, 4, 512), main, integers(64, 65, -1, 66).view(2, 2), None, torch.randn(4)),
             *(main, integers(70, 71).view(2, 1), integers(1, 0), 0.04, None),
+        ),
+        "mla_verify": (
+            *(torch.randn(2, 3, 4, 576), latent, integers(1, 2).view(2, 1), integers(5, 9)),
+            *(torch.arange(-1, 2).expand(2, 3), None, 0.04, None),
         ),
         "kv_compact": ([main, main.clone()], integers(64, 65), integers(66, -1), None),
     }

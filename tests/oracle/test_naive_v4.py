@@ -8,7 +8,7 @@ import torch
 
 from tests.oracle import naive_v4
 from tests.oracle.following import Follower
-from tests.oracle.naive_quant import bf16, e4m3, index_row, power_of_two_scale
+from tests.oracle.naive_quant import bf16, e4m3, index_row, power_of_two_scale, v4_row
 from tests.oracle.naive_v4 import NaiveV4, Switches
 from tests.oracle.transformers_v4 import (
     VARIANTS,

@@ -7,6 +7,7 @@ import transformers
 
 from thalweg.models.batch import RowBatch
 from thalweg.models.config import MlaConfig, read_config
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Weights
 from thalweg.models.mla.model import MlaModel
 from thalweg.models.weights.checkpoint import load_weights
@@ -67,7 +68,7 @@ def open_with_thalweg(
     oracle.save_pretrained(folder)
     config = read_config(folder)
     assert isinstance(config, MlaConfig)
-    return MlaModel(config, Weights(load_weights(folder, config), batch_invariant))
+    return MlaModel(config, Weights(load_weights(folder, config), torch.float32, batch_invariant))
 
 
 class PagedRun:
@@ -76,7 +77,7 @@ class PagedRun:
     def __init__(self, model: MlaModel, requests: int, tokens: int, kv_layout: str = "exact") -> None:
         width = -(-tokens // 256)
         self.model = model
-        self.caches = model.allocate(1 + requests * width, kv_layout, model.device)
+        self.caches = model.allocate(PoolSizes(1 + requests * width, 0, 0), kv_layout)
         for cache in self.caches:
             cache.fill_(float("nan"))  # nothing unwritten may be read
         shuffled = torch.randperm(requests * width, generator=torch.Generator().manual_seed(0))

@@ -9,8 +9,9 @@ import transformers
 
 from thalweg.models.batch import RowBatch
 from thalweg.models.config import DeepseekV4Config, read_config
-from thalweg.models.deepseek_v4.caches import LayerCaches, PoolSizes
+from thalweg.models.deepseek_v4.caches import LayerCaches
 from thalweg.models.deepseek_v4.model import DeepseekV4Model
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Weights
 from thalweg.models.weights.checkpoint import load_weights
 

@@ -11,8 +11,7 @@ from thalweg.engine.sampler import Sampler, Sampling
 from thalweg.errors import UserError
 from thalweg.layouts.work import Work, counting
 from thalweg.models.batch import RowBatch
-from thalweg.models.deepseek_v4.model import DeepseekV4Model
-from thalweg.models.mla.model import MlaModel
+from thalweg.models.interface import Model
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Generation:
 
     def __init__(
         self,
-        model: DeepseekV4Model | MlaModel,
+        model: Model,
         pools: CachePools,
         prompt: list[int],
         sampling: Sampling,

@@ -6,7 +6,7 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    """Free ids 1 .. pages - 1 of one pool, the one freed last first."""
+    """Free ids 1 .. pages - 1 of one pool (none where pages is 0), the one freed last first."""
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
@@ -18,12 +18,12 @@ class PageAllocator:
 
     @property
     def used(self) -> int:
-        return self.pages - 1 - len(self._free)
+        return max(self.pages - 1, 0) - len(self._free)
 
     def take(self) -> int:
         """One page. Raises OutOfPages."""
         if not self._free:
-            raise OutOfPages(f"all {self.pages - 1} pages are in use")
+            raise OutOfPages(f"all {self.used} pages are in use")
         return self._free.pop()
 
     def give_back(self, page: int) -> None:

@@ -7,9 +7,7 @@ import torch
 from thalweg.engine.pages import PageAllocator
 from thalweg.errors import UserError
 from thalweg.layouts.sizes import LOGICAL_PAGE_TOKENS, pages_for
-from thalweg.models.deepseek_v4.caches import PoolSizes
-from thalweg.models.deepseek_v4.model import DeepseekV4Model
-from thalweg.models.mla.model import MlaModel
+from thalweg.models.interface import Model, PoolSizes
 from thalweg.models.weights.memory import available_bytes
 
 
@@ -28,8 +26,8 @@ class CacheSettings:
 class CachePools:
     """Caches of a model and the tables that say which request owns which page."""
 
-    def __init__(self, model: DeepseekV4Model | MlaModel, settings: CacheSettings) -> None:
-        self.window = getattr(model.config, "sliding_window", 1)
+    def __init__(self, model: Model, settings: CacheSettings) -> None:
+        self.window = model.window
         self.settings = settings
         sizes = _pool_sizes(settings, self.window)
         kv_layout = settings.kv_layout or model.kv_layouts[0]
@@ -47,11 +45,13 @@ class CachePools:
         for page in range(computed // LOGICAL_PAGE_TOKENS, pages_for(length, LOGICAL_PAGE_TOKENS)):
             if self.page_table[row, page] < 0:
                 self.page_table[row, page] = self.pages.take()
-            if self.window_table[row, page] < 0:
+            if self.window is not None and self.window_table[row, page] < 0:
                 self.window_table[row, page] = self.window_pages.take()
 
     def trim(self, row: int, before: int, computed: int) -> None:
         """Takes back the window pages that no row from `computed` on sees; `before` = tokens done at the last trim."""
+        if self.window is None:
+            return
         last_dead = (computed - self.window + 1) // LOGICAL_PAGE_TOKENS
         for page in range(max(before - self.window + 1, 0) // LOGICAL_PAGE_TOKENS, last_dead):
             self.window_pages.give_back(int(self.window_table[row, page]))
@@ -65,16 +65,15 @@ class CachePools:
             table[row] = -1
 
 
-def _pool_sizes(settings: CacheSettings, window: int) -> PoolSizes:
+def _pool_sizes(settings: CacheSettings, window: int | None) -> PoolSizes:
+    pages = 1 + pages_for(settings.kv_tokens, LOGICAL_PAGE_TOKENS)
+    if window is None:
+        return PoolSizes(pages, window_pages=0, state_slots=0)
     live = pages_for(settings.chunk_tokens + window - 1, LOGICAL_PAGE_TOKENS) + 1
-    return PoolSizes(
-        pages=1 + pages_for(settings.kv_tokens, LOGICAL_PAGE_TOKENS),
-        window_pages=1 + settings.max_requests * live,
-        state_slots=1 + settings.max_requests,
-    )
+    return PoolSizes(pages, 1 + settings.max_requests * live, 1 + settings.max_requests)
 
 
-def _check(model: DeepseekV4Model | MlaModel, settings: CacheSettings, sizes: PoolSizes, kv_layout: str) -> None:
+def _check(model: Model, settings: CacheSettings, sizes: PoolSizes, kv_layout: str) -> None:
     ceiling = model.config.max_position_embeddings
     if not 1 <= settings.context_length <= ceiling:
         raise UserError(f"context length {settings.context_length:,}: this model's is 1 to {ceiling:,} tokens")

@@ -19,9 +19,10 @@ class SwiGlu:
         gate, up = self.gate(x), self.up(x)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        # A float32 exp rounds differently in a vector's body and tail, and a row would depend on its batch.
-        wide = gate.double() if self.gate.batch_invariant else gate
-        return self.down(functional.silu(wide).to(gate.dtype) * up)
+        if self.down.batch_invariant:
+            # On the CPU a float32 silu gives a row other bits in a vector's tail than in its middle.
+            return self.down((functional.silu(gate.double()) * up).to(x.dtype))
+        return self.down(functional.silu(gate) * up)
 
 
 def routed_sum(x: torch.Tensor, experts: Sequence[SwiGlu], chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

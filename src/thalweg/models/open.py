@@ -6,6 +6,7 @@ import torch
 
 from thalweg.models.config import DeepseekV4Config, MlaConfig, read_config
 from thalweg.models.deepseek_v4.model import DeepseekV4Model
+from thalweg.models.interface import Model
 from thalweg.models.linear import Weights
 from thalweg.models.mla.model import MlaModel
 from thalweg.models.weights.checkpoint import load_weights
@@ -20,7 +21,7 @@ def open_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     batch_invariant: bool = True,
-) -> DeepseekV4Model | MlaModel:
+) -> Model:
     """The model of the checkpoint folder `path` on `device`, activations in `dtype` (float32 or bfloat16).
 
     batch_invariant: products accumulate in float64 (see `thalweg.models.linear`); weights then take 8 bytes each. Raises

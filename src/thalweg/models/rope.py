@@ -25,6 +25,8 @@ def yarn_inverse_frequencies(
     low = max(math.floor(dimension(beta_fast)), 0)
     high = min(math.ceil(dimension(beta_slow)), dim - 1)
     width = max(high - low, 0.001)
-    interpolated = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    plain = plain_inverse_frequencies(dim, base)
-    return plain / factor * interpolated + plain * (1 - interpolated)
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    # In the released modelling code's order of roundings: one ulp of a frequency is 1e-4 in the angle at position 2000.
+    kept = 1 - stretched
+    turns_per_step = base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    return 1.0 / (factor * turns_per_step) * (1 - kept) + 1.0 / turns_per_step * kept

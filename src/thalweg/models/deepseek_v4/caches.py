@@ -10,21 +10,10 @@ import torch
 
 from thalweg.layouts import exact, index_fp8, sizes, v4
 from thalweg.models.config_deepseek_v4 import CSA, HCA, DeepseekV4Config
+from thalweg.models.interface import PoolSizes
 
 KV_LAYOUTS = ("v4", "exact")
 _C4_RING = 8
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """How much is allocated, page 0 of each pool (never handed out) included."""
-
-    pages: int
-    """logical pages of 256 tokens"""
-    window_pages: int
-    """window pages of 256 tokens"""
-    state_slots: int
-    """requests whose open compressor windows are held, slot 0 (never handed out) included"""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
-from thalweg.models.linear import Weights
+from thalweg.models.linear import Linear, Weights
 from thalweg.models.moe import SwiGlu, routed_sum
 
 
@@ -14,7 +14,8 @@ class Experts:
     def __init__(self, config: DeepseekV4Config, hash_routed: bool, weights: Weights) -> None:
         self.top_k, self.scaling = config.num_experts_per_token, config.routed_scaling_factor
         self.scoring, self.normalise = config.scoring_func, config.norm_topk_prob
-        self.gate = weights.linear("gate")
+        # Routing is in float32 whatever the model's dtype: a rounded score chooses other experts.
+        self.gate = Linear(weights.take("gate.weight").float(), weights.batch_invariant)
         self.token_experts = weights.take("gate.tid2eid").long() if hash_routed else None
         self.bias = None if hash_routed else weights.take("gate.bias").float()
         self.shared = _swiglu(weights.scope("shared_experts"), config.swiglu_limit)
@@ -29,8 +30,8 @@ class Experts:
 
     def route(self, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(experts int64 [T, k], weights float32 [T, k]). Equal scores: lower expert first."""
-        # In float64: a float32 exp rounds differently in a vector's body and tail, and a row would depend on its batch.
-        scores = _score(self.gate(x).double(), self.scoring).float()
+        # In float64: on the CPU float32 functions give a row other bits in a vector's tail than in its middle.
+        scores = _score(self.gate(x.float()).double(), self.scoring)
         if self.token_experts is not None:
             chosen = self.token_experts[tokens]
         else:
@@ -40,7 +41,7 @@ class Experts:
         weights = scores.gather(1, chosen)
         if self.normalise:
             weights = weights / weights.sum(dim=1, keepdim=True)
-        return chosen, weights * self.scaling
+        return chosen, (weights * self.scaling).float()
 
 
 def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:

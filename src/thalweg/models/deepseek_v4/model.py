@@ -6,8 +6,9 @@ from torch.nn import functional
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
 from thalweg.models.deepseek_v4.block import Block, run_blocks
-from thalweg.models.deepseek_v4.caches import KV_LAYOUTS, LayerCaches, PoolSizes, allocate, pool_bytes
+from thalweg.models.deepseek_v4.caches import KV_LAYOUTS, LayerCaches, allocate, pool_bytes
 from thalweg.models.deepseek_v4.step import Step
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Linear, Weights
 from thalweg.ops import mhc_head
 from thalweg.ops.rotary import rms_norm
@@ -68,6 +69,11 @@ class DeepseekV4Model:
     def kv_layouts(self) -> tuple[str, ...]:
         """What `allocate` takes, the one to serve with first."""
         return KV_LAYOUTS
+
+    @property
+    def window(self) -> int:
+        """Tokens that a row sees directly, itself included."""
+        return self.config.sliding_window
 
     def pool_bytes(self, pool: PoolSizes, kv_layout: str) -> int:
         """What `allocate` takes of memory, in bytes."""

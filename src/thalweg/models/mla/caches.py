@@ -9,9 +9,7 @@ from thalweg.models.config_mla import MlaConfig
 KV_LAYOUTS = ("mla_bf16", "exact")
 
 
-def allocate(
-    config: MlaConfig, num_pages: int, kv_layout: str, device: torch.device | str = "cpu"
-) -> list[torch.Tensor]:
+def allocate(config: MlaConfig, num_pages: int, kv_layout: str, device: torch.device) -> list[torch.Tensor]:
     """Zeroed caches [num_pages, 256, 1, 576], one a layer. Page 0 is counted and never handed out."""
     _check_layout(kv_layout)
     slots = sizes.LOGICAL_PAGE_TOKENS

@@ -30,7 +30,8 @@ class Experts:
 
         A group scores by the sum of its two best experts; experts outside the best `topk_group` groups cannot be chosen.
         """
-        scores = torch.sigmoid(self.gate(x.float()))
+        # float64: the float32 sigmoid of a row differs with its place in the batch, in vector and remainder loops.
+        scores = torch.sigmoid(self.gate(x.float()).double()).float()
         biased = scores + self.bias
         if self.groups > 1:
             grouped = biased.unflatten(1, (self.groups, -1))

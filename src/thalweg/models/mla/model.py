@@ -7,9 +7,10 @@ from thalweg.errors import UserError
 from thalweg.layouts.sizes import LATENT_DIM, ROPE_DIM
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_mla import MlaConfig
+from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Weights
 from thalweg.models.mla.attention import Attention
-from thalweg.models.mla.caches import allocate
+from thalweg.models.mla.caches import KV_LAYOUTS, allocate, pool_bytes
 from thalweg.models.mla.experts import Experts, swiglu
 from thalweg.models.mla.step import Step
 from thalweg.ops.rotary import rms_norm
@@ -44,7 +45,7 @@ class MlaModel:
                 f"possible are {LATENT_DIM} and {ROPE_DIM}, as the cache formats hold them"
             )
         self.config = config
-        self.embedding = weights.take("model.embed_tokens.weight")
+        self.embedding = weights.embedding("model.embed_tokens")
         self.blocks = [
             Block(config, layer < config.first_k_dense_replace, weights.scope(f"model.layers.{layer}"))
             for layer in range(config.num_layers)
@@ -57,9 +58,23 @@ class MlaModel:
     def device(self) -> torch.device:
         return self.embedding.device
 
-    def allocate(self, num_pages: int, kv_layout: str, device: torch.device | str) -> list[torch.Tensor]:
-        """Zeroed caches of every layer, `num_pages` pages of 256 tokens; kv_layout `mla_bf16` or `exact`."""
-        return allocate(self.config, num_pages, kv_layout, device)
+    @property
+    def kv_layouts(self) -> tuple[str, ...]:
+        """What `allocate` takes, the one to serve with first."""
+        return KV_LAYOUTS
+
+    @property
+    def window(self) -> None:
+        """Every row sees every token before it."""
+        return None
+
+    def pool_bytes(self, pool: PoolSizes, kv_layout: str) -> int:
+        """What `allocate` takes of memory, in bytes."""
+        return pool_bytes(self.config, pool.pages, kv_layout)
+
+    def allocate(self, pool: PoolSizes, kv_layout: str = "mla_bf16") -> list[torch.Tensor]:
+        """Zeroed caches of every layer on the model's device; kv_layout `mla_bf16` or `exact`."""
+        return allocate(self.config, pool.pages, kv_layout, self.device)
 
     def forward(self, batch: RowBatch, caches: list[torch.Tensor]) -> torch.Tensor:
         """Hidden states [T, D] after the last layer, before the last norm; writes the rows into the caches."""

@@ -6,6 +6,7 @@ a decode step (one node), a prefill chunk (a chain) and the verification of a tr
 """
 
 import torch
+from torch import Tensor
 
 from thalweg.layouts import exact, mla_bf16, sizes, v32
 from thalweg.layouts.registry import layout_of
@@ -61,5 +62,26 @@ def mla_verify(
     check_same_device(
         q=q, cache=cache, page_table=page_table, prefix_lengths=prefix_lengths, parents=parents, mask=mask
     )
+    return _mla_verify(q, cache, page_table, prefix_lengths, parents, mask, scale, implementation)
+
+
+@torch.library.custom_op("thalweg::mla_verify", mutates_args=())
+def _mla_verify(
+    q: Tensor,
+    cache: Tensor,
+    page_table: Tensor,
+    prefix_lengths: Tensor,
+    parents: Tensor | None,
+    mask: Tensor | None,
+    scale: float,
+    implementation: str | None,
+) -> tuple[Tensor, Tensor]:
     args = (q, cache, page_table, prefix_lengths, parents, mask, scale)
     return dispatch.run("mla_verify", implementation, q.device, *args)
+
+
+@_mla_verify.register_fake
+def _(q, cache, page_table, prefix_lengths, parents, mask, scale, implementation):
+    batch, nodes, heads, _ = q.shape
+    lse = q.new_empty((batch, nodes, heads), dtype=torch.float32)
+    return q.new_empty((batch, nodes, heads, sizes.LATENT_DIM)), lse

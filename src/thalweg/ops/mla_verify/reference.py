@@ -10,6 +10,7 @@ import torch
 
 from thalweg.layouts.registry import layout_of
 from thalweg.layouts.sizes import LATENT_DIM
+from thalweg.layouts.work import Work, count, is_counting
 from thalweg.ops.checks import debug_checks, in_pool, require
 
 # Rows of the cache decoded at once. Counted from position 0, so a node's sums do not depend on its batch.
@@ -45,6 +46,8 @@ def mla_verify(
             slots = _slots(cache, page_table[request], torch.where(in_prefix, column, prefix + nodes[node]))
             known = slots >= 0
             seen = (in_prefix | among_nodes[:, node])[:, known]
+            if is_counting():
+                count(Work(entries_attended=int(seen.sum())))
             running.merge(layout_of(cache).read(cache, slots[known]).double(), seen, scale)
         out[request, nodes], lse[request, nodes] = running.result(q.dtype)
     return out, lse
@@ -63,21 +66,21 @@ def ancestors(parents: torch.Tensor) -> torch.Tensor:
 
     By doubling: what a node reaches in 2^i steps it reaches in 2^(i-1) steps from where 2^(i-1) steps took it.
     """
-    count = parents.numel()
-    node = torch.arange(count, device=parents.device)
+    num_nodes = parents.numel()
+    node = torch.arange(num_nodes, device=parents.device)
     valid = (parents >= -1) & (parents < node)
     if debug_checks():
         wrong = ~valid & (parents != -2)
         require(not bool(wrong.any()), f"parents: got {parents[wrong].tolist()} at nodes {node[wrong].tolist()}")
-    # Row `count` stands for the prefix: reached from every root, it reaches itself and shows nothing.
-    up = torch.cat((torch.where(valid & (parents >= 0), parents, count), node.new_tensor([count])))
+    # Row `num_nodes` stands for the prefix: reached from every root, it reaches itself and shows nothing.
+    up = torch.cat((torch.where(valid & (parents >= 0), parents, num_nodes), node.new_tensor([num_nodes])))
     real = torch.cat((valid, valid.new_ones(1)))
-    reach = torch.eye(count + 1, dtype=torch.bool, device=parents.device)
-    for _ in range(count.bit_length()):
+    reach = torch.eye(num_nodes + 1, dtype=torch.bool, device=parents.device)
+    for _ in range(num_nodes.bit_length()):
         reach |= reach[up]
         real &= real[up]
         up = up[up]
-    return reach[:count, :count] & real[:count].unsqueeze(1)
+    return reach[:num_nodes, :num_nodes] & real[:num_nodes].unsqueeze(1)
 
 
 def _slots(cache: torch.Tensor, pages: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -134,10 +137,13 @@ class _Running:
 def _weighted_sum(weights: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """weights [N, H, K] times values [K, 512]. A NaN in a node's row reaches nobody who does not see that node."""
     values = keys[:, :LATENT_DIM]
+    partly_seen = (~seen.all(dim=0)).nonzero().squeeze(1)
+    poisoned = partly_seen[~values[partly_seen].isfinite().all(dim=1)]
+    if not poisoned.numel():
+        return weights @ values
     # Weight 0 x NaN is NaN: such rows are left out of the product, and added to those who see them.
-    poisoned = ~values.isfinite().all(dim=1) & ~seen.all(dim=0)
-    product = weights @ torch.where(poisoned.unsqueeze(1), 0.0, values)
-    for column in poisoned.nonzero().squeeze(1).tolist():
+    product = weights @ values.index_fill(0, poisoned, 0.0)
+    for column in poisoned.tolist():
         share = weights[:, :, column].unsqueeze(-1) * values[column]
         product += torch.where(seen[:, column].view(-1, 1, 1), share, 0.0)
     return product

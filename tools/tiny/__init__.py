@@ -1,0 +1,1 @@
+"""The tiny checkpoint's shape, tokenizer and dense differentiable model."""
