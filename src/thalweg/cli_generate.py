@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
     text = Text(folder, model.config.bos_token_id)
     prompt = text.encode(prompt_text)
-    context_length = arguments.context_length or len(prompt) + arguments.max_tokens
+    needed = len(prompt) + arguments.max_tokens
+    context_length = needed if arguments.context_length is None else arguments.context_length
     kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
     chunk = min(arguments.chunk_tokens, context_length)
     pools = CachePools(model, CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout))
