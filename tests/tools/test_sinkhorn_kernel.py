@@ -1,7 +1,7 @@
 """The Triton kernel of the trainer gives the values and gradients of the plain Sinkhorn loop."""
 
-import importlib.util
 import os
+import platform
 import subprocess
 import sys
 
@@ -24,7 +24,8 @@ for ours, reference in zip(*results):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+# Elsewhere the package does not depend on triton, because there is none. On Linux a missing triton is a failure, no skip.
+@pytest.mark.skipif(platform.system() != "Linux", reason="there is no triton for this system")
 def test_the_kernel_agrees_with_the_plain_loop_in_float64():
     # Interpreting is chosen when triton is imported: a process of its own.
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
