@@ -15,7 +15,7 @@ import random
 import tarfile
 from pathlib import Path
 
-from tools.tiny.corpus_sources import SOURCES, Source, download, tidy, unpack
+from tools.tiny.corpus_sources import SOURCES, Source, download, says, tidy, unpack
 from tools.tiny.corpus_split import (
     Entry,
     drop_exact_duplicates,
@@ -32,12 +32,18 @@ SEED = 2024
 
 
 def collect(source: Source, downloads: Path) -> tuple[list[Entry], dict]:
-    """The source's documents and its entry in the manifest."""
+    """The source's documents and its entry in the manifest.
+
+    Raises:
+        ValueError: the package's licence file does not say what the source quotes.
+    """
     root = downloads / "unpacked" / source.name
     archives = [download(package, downloads) for package in source.packages]
     for archive in archives:
         unpack(archive, root)
     licence = (root / source.licence_file).read_bytes()
+    if not says(licence.decode(), source.licence_wording):
+        raise ValueError(f"{source.name}: {source.licence_file} does not say {source.licence_wording!r}")
     entries = [Entry(source.name, name, tidy(text)) for name, text in source.documents(root)]
     entries = [entry for entry in entries if entry.size >= SMALLEST_DOCUMENT]
     record = {
@@ -119,8 +125,10 @@ def build(out: Path, downloads: Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(".local/corpus"))
-    parser.add_argument("--downloads", type=Path, default=Path(".local/downloads"), help="where packages are kept")
+    parser.add_argument("--out", type=Path, default=Path(".local/corpus"), help="default %(default)s")
+    parser.add_argument(
+        "--downloads", type=Path, default=Path(".local/downloads"), help="where packages are kept (default %(default)s)"
+    )
     options = parser.parse_args()
     manifest = build(options.out, options.downloads)
     for record in manifest["sources"]:

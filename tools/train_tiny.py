@@ -1,13 +1,15 @@
 """Trains the tiny checkpoint; resumable, and stops in time.
 
     python -m tools.tiny_corpus                                    # once, needs the package registries
-    python -m tools.train_tiny --smoke --out OUT                   # a minute: every part once, speeds, steps that fit
-    python -m tools.train_tiny --total-steps N --minutes 8 --out OUT
-    python -m tools.train_tiny --total-steps N --minutes 8 --out OUT --resume OUT/state
+    python -m tools.train_tiny --smoke --out OUT                   # every part once, speeds, steps that fit in a minute
+    python -m tools.train_tiny --total-steps N --minutes 8 --compile --out OUT
+    python -m tools.train_tiny --total-steps N --minutes 8 --compile --out OUT --resume OUT/state
     python -m tools.train_tiny --evaluate OUT/model --out OUT
+    python -m tools.loss_curve OUT/log.jsonl --out OUT
 
-Writes OUT/model (model.safetensors, config.json, tokenizer.json), OUT/state (float32 weights and moments in shards of
-at most 15 MiB), OUT/log.jsonl, and OUT/evaluation.json from --evaluate.
+Writes OUT/model (model.safetensors, config.json, tokenizer.json), OUT/state (float32 weights, moments in bfloat16, in
+shards of at most 15 MiB), OUT/log.jsonl, and OUT/evaluation.json from --evaluate. --compile fuses small operations and
+runs the Triton kernel of tools/tiny/sinkhorn_kernel.py: a GPU machine with a C compiler.
 """
 
 import argparse
@@ -33,21 +35,36 @@ TOY_SHAPE = {"hidden_size": 64, "q_lora_rank": 32, "o_lora_rank": 16, "moe_inter
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--corpus", type=Path, default=Path(".local/corpus"), help="folder of the .bin files or archive"
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder for the model, the state, the log and evaluation.json")
+    add("--total-steps", type=int, help="steps of the whole run, resumed parts included")
+    add(
+        "--minutes", type=float, default=8.0, help="stop and save in time, counted from the start (default %(default)s)"
     )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--resume", type=Path, help="the state folder of an earlier run")
-    parser.add_argument("--total-steps", type=int, help="length of the whole run, resumed parts included")
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop and save in time, counted from the start")
-    parser.add_argument("--batch-tokens", type=int, default=65536)
-    parser.add_argument("--muon-rate", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
-    parser.add_argument("--smoke", action="store_true", help="run every part once at small scale")
-    parser.add_argument("--evaluate", type=Path, metavar="MODEL", help="measure a saved model on the held-out text")
-    parser.add_argument("--windows", type=int, help="with --evaluate: only so many windows")
+    add(
+        "--resume",
+        type=Path,
+        metavar="STATE",
+        help="go on from the state folder of an earlier run of the same settings",
+    )
+    add("--smoke", action="store_true", help="instead: every part once at small scale, and how fast it is")
+    add("--evaluate", type=Path, metavar="MODEL", help="instead: measure a saved model on the held-out text")
+    add("--windows", type=int, help="with --evaluate: only so many windows of 4,096 tokens, evenly spread")
+    corpus = Path(".local/corpus")
+    add(
+        "--corpus", type=Path, default=corpus, help="folder of the .bin files or of corpus.tar.xz (default %(default)s)"
+    )
+    add("--batch-tokens", type=int, default=65536, help="tokens of a step (default %(default)s)")
+    add(
+        "--muon-rate", type=float, default=0.02, help="peak learning rate of the blocks' matrices (default %(default)s)"
+    )
+    add("--seed", type=int, default=1, help="fixes the starting weights and every batch (default %(default)s)")
+    add(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cuda or cpu (default: here %(default)s)",
+    )
+    add("--compile", action=argparse.BooleanOptionalAction, default=False, help="fuse small operations (GPU)")
     options = parser.parse_args(arguments)
     if not (options.smoke or options.evaluate or options.total_steps):
         parser.error("say --total-steps N, or --smoke, or --evaluate MODEL")

