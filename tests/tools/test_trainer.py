@@ -166,7 +166,9 @@ def test_each_loss_moves_its_own_weights() -> None:
 
     def moved(loss: Tensor) -> set[str]:
         gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True, allow_unused=True)
-        return {name for name, gradient in zip(named, gradients, strict=True) if gradient is not None and gradient.any()}
+        return {
+            name for name, gradient in zip(named, gradients, strict=True) if gradient is not None and gradient.any()
+        }
 
     indexers = {name for name in named if ".indexer." in name}
     assert moved(output.index_loss) == indexers
