@@ -4,7 +4,7 @@
 """
 
 # Registered operations import it at their first call: better here than in the middle of somebody's first step.
-import torch._dynamo
+import torch._dynamo  # noqa: F401
 
 from thalweg.ops.compressor import CompressPlan, compress
 from thalweg.ops.dispatch import explain
