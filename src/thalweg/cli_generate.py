@@ -94,6 +94,8 @@ def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return arguments.prompt
     source = arguments.file if arguments.file is not None else "stdin"
+    if arguments.file is None and sys.stdin.isatty():
+        print("type the prompt, end it with Ctrl-D:", file=sys.stderr)
     try:
         data = arguments.file.read_bytes() if arguments.file is not None else sys.stdin.buffer.read()
         return data.decode()
