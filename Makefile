@@ -17,10 +17,10 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/thalweg explain
-	$(BIN)/thalweg generate --stats --max-tokens 200 "The river bed is deepest where"
+	$(BIN)/thalweg generate --stats --temperature 0.6 --seed 3 --max-tokens 300 "def read_lines(path):"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(STAMP)
 	$(BIN)/ruff check .

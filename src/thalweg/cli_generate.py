@@ -75,15 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(generation: "Generation", stream: "TextStream") -> None:
-    tokens = iter(generation)
+    tokens, begun = iter(generation), False
     try:
         for token in tokens:
+            begun = True
             sys.stdout.write(stream.add(token))
             sys.stdout.flush()
     finally:
         tokens.close()  # type: ignore[attr-defined]  # gives the pages back and completes the statistics
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        if begun:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -92,6 +94,8 @@ def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return arguments.prompt
     source = arguments.file if arguments.file is not None else "stdin"
+    if arguments.file is None and sys.stdin.isatty():
+        print("type the prompt, end it with Ctrl-D:", file=sys.stderr)
     try:
         data = arguments.file.read_bytes() if arguments.file is not None else sys.stdin.buffer.read()
         return data.decode()

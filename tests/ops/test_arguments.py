@@ -176,7 +176,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("sparse_mla", "extra", (v4.allocate(2, 4), None, None), "extra indices.*NoneType.*tensor"),
     ("sparse_mla", "lengths", Z(3, dtype=I32, device="meta"), "different devices.*meta"),
     ("kv_compact", "caches", [], "caches.*empty"),
-    ("kv_compact", "caches", [v4.allocate(2, 4), v4.allocate(2, 8)], r"\[4, 8\].*one page size"),
+    ("kv_compact", "caches", [v4.allocate(2, 4), v4.allocate(2, 8)], r"\(4, 2\), \(8, 2\).*one page size"),
     ("kv_compact", "caches", [Z(2, 4, 584, dtype=torch.uint8)], r"v4 cache.*\[pages, page_slots, 1, 584\]"),
     ("kv_compact", "sources", Z(2, dtype=I32), r"targets.*\[1\].*\[2\]"),
     ("kv_compact", "sources", Z(1), "sources.*float32.*int32"),

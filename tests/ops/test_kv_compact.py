@@ -98,3 +98,27 @@ def test_no_moves_change_nothing() -> None:
     kv_compact([cache], torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
     kv_compact([cache], torch.tensor([-1, 3]), torch.tensor([2, -1]))
     assert torch.equal(storage, before)
+
+
+def test_layouts_that_share_slots_move_in_one_call() -> None:
+    """c4 entries and their index keys lie at the same slots of pages of one size."""
+    entries, keys = v4.allocate(3, 64), index_fp8.allocate(3)
+    row, key = torch.randn(1, 512, generator=seeded(1)), torch.randn(1, 128, generator=seeded(2))
+    v4.write(entries, torch.tensor([70]), row)
+    index_fp8.write(keys, torch.tensor([70]), key)
+    kv_compact([entries, keys], torch.tensor([70]), torch.tensor([66]))
+    both = torch.tensor([66, 70])
+    for layout, cache in ((v4, entries), (index_fp8, keys)):
+        moved, source = layout.read(cache, both)
+        assert torch.equal(moved, source) and bool(source.any())
+
+
+def test_caches_of_different_page_counts_are_refused() -> None:
+    with pytest.raises(ValueError, match="one page size and page count"):
+        kv_compact([v4.allocate(3, 64), v4.allocate(4, 64)], torch.tensor([64]), torch.tensor([65]))
+
+
+def test_a_target_named_twice_is_an_error_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THALWEG_CHECK", "1")
+    with pytest.raises(IndexError, match="named twice"):
+        kv_compact([v4.allocate(3, 64)], torch.tensor([64, 65]), torch.tensor([66, 66]))

@@ -1,4 +1,7 @@
-"""Every operation is a torch.library operation whose schema and fake are true, so torch.compile and export may see it."""
+"""Every operation is a torch.library operation whose schema and fake are true, so torch.compile and export may see it.
+
+The same cases run on a GPU where there is one, and give what the CPU gives.
+"""
 
 import pytest
 import torch
@@ -69,3 +72,32 @@ def test_every_operation_has_a_case_here() -> None:
 def test_schema_and_fake_are_true(name: str) -> None:
     operation = getattr(torch.ops.thalweg, name).default
     torch.library.opcheck(operation, CASES[name], test_utils=("test_schema", "test_faketensor"))
+
+
+def on_gpu(value: object) -> object:
+    if isinstance(value, list):
+        return [on_gpu(entry) for entry in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    # A clone of a paged view would lose its page stride: the storage moves, the view is made again.
+    storage = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage()).cuda()
+    return storage.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_the_gpu_gives_what_the_cpu_gives(name: str) -> None:
+    operation = getattr(torch.ops.thalweg, name).default
+    arguments_gpu = [on_gpu(value) for value in arguments()[name]]
+    arguments_cpu = arguments()[name]
+    results = operation(*arguments_cpu), operation(*arguments_gpu)
+    pairs = [*zip(arguments_cpu, arguments_gpu, strict=True)]  # arguments: what was changed in place
+    if results[0] is not None:
+        pairs += zip(*(r if isinstance(r, tuple) else (r,) for r in results), strict=True)
+    for cpu, gpu in pairs:
+        if isinstance(cpu, torch.Tensor):
+            if cpu.dtype == torch.float8_e4m3fn:
+                cpu, gpu = cpu.float(), gpu.float()
+            torch.testing.assert_close(gpu.cpu(), cpu, equal_nan=True)
+        elif isinstance(cpu, list):
+            assert all(torch.equal(b.cpu(), a) for a, b in zip(cpu, gpu, strict=True))

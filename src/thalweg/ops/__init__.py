@@ -3,6 +3,9 @@
 `explain()` says which implementation runs where, and why; `implementation=` or THALWEG_IMPLEMENTATION forces one.
 """
 
+# Registered operations import it at their first call: better here than in the middle of somebody's first step.
+import torch._dynamo  # noqa: F401
+
 from thalweg.ops.compressor import CompressPlan, compress
 from thalweg.ops.dispatch import explain
 from thalweg.ops.index_topk import index_topk

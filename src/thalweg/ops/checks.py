@@ -4,6 +4,8 @@ import os
 
 import torch
 
+from thalweg.errors import UserError
+
 CHECK_VARIABLE = "THALWEG_CHECK"
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,7 +50,7 @@ def debug_checks() -> bool:
     """Whether THALWEG_CHECK=1: an active index outside its pool then raises instead of being masked."""
     value = os.environ.get(CHECK_VARIABLE, "0")
     if value not in ("0", "1", ""):
-        raise ValueError(f"{CHECK_VARIABLE}={value}: needs 0 or 1")
+        raise UserError(f"{CHECK_VARIABLE}={value}: needs 0 or 1")
     return value == "1"
 
 

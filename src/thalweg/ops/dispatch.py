@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from thalweg.errors import UserError
+
 VARIABLE = "THALWEG_IMPLEMENTATION"
 
 
@@ -63,7 +65,7 @@ def run(operation: str, implementation: str | None, device: torch.device, *args:
 
 
 def resolve(operation: str, device: torch.device, forced: str | None = None) -> tuple[Implementation, str]:
-    """(implementation, why) for `operation` on `device`. Raises ValueError where the forced choice is impossible."""
+    """(implementation, why) for `operation` on `device`. Raises UserError where the choice is impossible."""
     if forced is not None:
         return _named(operation, device, forced, "implementation="), f"forced by implementation={forced!r}"
     value = os.environ.get(VARIABLE, "")
@@ -77,7 +79,7 @@ def resolve(operation: str, device: torch.device, forced: str | None = None) -> 
             why = "; ".join(rejected) if rejected else _preferred(operation)
             return candidate, why
         rejected.append(f"{candidate.name} cannot: {reason}")
-    raise ValueError(f"{operation} cannot run on {device}: {'; '.join(rejected)}")
+    raise UserError(f"{operation} cannot run on {device}: {'; '.join(rejected)}")
 
 
 def explain(device: torch.device | str | None = None) -> list[Choice]:
@@ -100,10 +102,10 @@ def _preferred(operation: str) -> str:
 def _named(operation: str, device: torch.device, name: str, given: str) -> Implementation:
     known = {candidate.name: candidate for candidate in _operations[operation]}
     if name not in known:
-        raise ValueError(f"{given}: {operation} has no implementation {name!r}; it has: {', '.join(known)}")
+        raise UserError(f"{given}: {operation} has no implementation {name!r}; it has: {', '.join(known)}")
     reason = known[name].unsupported(device)
     if reason is not None:
-        raise ValueError(f"{given}: {operation} by {name} cannot run on {device}: {reason}")
+        raise UserError(f"{given}: {operation} by {name} cannot run on {device}: {reason}")
     return known[name]
 
 
@@ -115,12 +117,12 @@ def _parse(value: str) -> dict[str, str]:
         if not equals:
             names = {candidate.name for candidates in _operations.values() for candidate in candidates}
             if part not in names:
-                raise ValueError(
+                raise UserError(
                     f"{VARIABLE}={value}: no implementation {part!r}; there are: {', '.join(sorted(names))}"
                 )
             chosen.update(dict.fromkeys(_operations, part))
         elif operation not in _operations:
-            raise ValueError(
+            raise UserError(
                 f"{VARIABLE}={value}: no operation {operation!r}; there are: {', '.join(sorted(_operations))}"
             )
         else:
@@ -132,4 +134,4 @@ def _parse(value: str) -> dict[str, str]:
 def _check_name(value: str, operation: str, name: str) -> None:
     names = [candidate.name for candidate in _operations[operation]]
     if name not in names:
-        raise ValueError(f"{VARIABLE}={value}: {operation} has no implementation {name!r}; it has: {', '.join(names)}")
+        raise UserError(f"{VARIABLE}={value}: {operation} has no implementation {name!r}; it has: {', '.join(names)}")

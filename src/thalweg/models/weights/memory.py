@@ -32,7 +32,7 @@ def check_memory(source: object, tensors: dict[str, Expected], dtype: torch.dtyp
     needed, available = bytes_needed(tensors, dtype), available_bytes(device)
     if needed > available:
         where = "machine" if device.type == "cpu" else str(device)
-        smaller = "" if dtype.itemsize <= 2 else ", load it as bfloat16"
+        smaller = "" if dtype.itemsize <= 2 else ", load it as bfloat16 (--dtype bfloat16)"
         raise UserError(
             f"{source}: model needs {needed / GIB:.2f} GiB as {str(dtype).removeprefix('torch.')}, "
             f"{where} has {available / GIB:.2f} GiB available; free memory{smaller} or take a smaller checkpoint"

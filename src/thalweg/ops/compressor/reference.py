@@ -1,7 +1,8 @@
-"""The c4 and c128 compressors in plain PyTorch, the same code for a prefill chunk, a decode step and verify rows.
+"""The c4 and c128 compressors in plain PyTorch, the same code for a prefill chunk and a decode step.
 
 Carried per request: the raw kv and gate rows of the last `ring` positions, at position modulo ring. An entry that completes
-at position p pools positions p - ring + 1 .. p: from this call's rows where they are here, else from the ring.
+at position p pools positions p - ring + 1 .. p: from this call's rows where they are here, else from the ring. Rows that may
+be taken back (verification of drafts) overwrite what a roll-back needs: they want a state of their own.
 """
 
 import torch

@@ -22,15 +22,17 @@ def kv_compact(
 ) -> None:
     """Copies the bytes of slot sources[i] to slot targets[i] in every cache, in place, as if all were read before any write.
 
-    caches: tensors of one layout family and page size each (all layers of a pool); sources, targets int [N], -1 = no move.
-    Targets must be distinct. Raises ValueError where shapes or page sizes do not fit.
+    caches: any layouts, of one page size and page count (all layers of a pool, c4 entries and their index keys too);
+    sources, targets int [N], -1 = no move.
+    Targets must be distinct: with THALWEG_CHECK=1 one that is named twice raises IndexError, without it either move may win.
+    Raises ValueError where the caches do not fit each other.
     """
     require(len(caches) > 0, "caches: got an empty list")
     integer = (torch.int32, torch.int64)
     check_tensor("sources", sources, (None,), integer)
     check_tensor("targets", targets, (sources.shape[0],), integer)
-    page_slots = {cache.shape[1] for cache in caches}
-    require(len(page_slots) == 1, f"caches: got page sizes {sorted(page_slots)}, needs one page size in a call")
+    kinds = sorted({(cache.shape[1], cache.shape[0]) for cache in caches})
+    require(len(kinds) == 1, f"caches: got (page size, pages) {kinds}, needs one page size and page count in a call")
     for cache in caches:
         layout_of(cache)
         check_same_device(cache=cache, sources=sources, targets=targets)

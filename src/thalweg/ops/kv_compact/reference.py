@@ -5,15 +5,17 @@ from collections.abc import Sequence
 import torch
 
 from thalweg.layouts.registry import layout_of
-from thalweg.ops.checks import in_pool
+from thalweg.ops.checks import debug_checks, in_pool
 
 
 def kv_compact(caches: Sequence[torch.Tensor], sources: torch.Tensor, targets: torch.Tensor) -> None:
     """See `thalweg.ops.kv_compact`."""
-    size = min(cache.shape[0] for cache in caches) * caches[0].shape[1]
+    size = caches[0].shape[0] * caches[0].shape[1]
     moves = (sources != -1) & (targets != -1)
     moves = in_pool("kv_compact sources", sources, moves, size) & in_pool("kv_compact targets", targets, moves, size)
     source, target = sources[moves].long(), targets[moves].long()
+    if debug_checks() and torch.unique(target).numel() < target.numel():
+        raise IndexError("kv_compact targets: a slot is named twice")
     page_slots = caches[0].shape[1]
     for cache in caches:
         for block in layout_of(cache).blocks(cache):

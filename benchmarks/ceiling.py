@@ -1,0 +1,93 @@
+"""A decode step of thalweg-tiny under two ceilings, the same pool and the same tokens: what does the ceiling cost?
+
+    python benchmarks/ceiling.py [--context 2048] [--steps 60] [--json FILE]
+
+Steps alternate between the two, so that drift of the machine meets both; the ratio is of medians. The two must give the
+same tokens and the same counts of work, or nothing is recorded.
+"""
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from thalweg.engine.generation import Generation
+from thalweg.engine.pools import CachePools, CacheSettings
+from thalweg.engine.sampler import Sampling
+from thalweg.models.open import TINY, open_model
+
+CEILINGS = (8192, 1048576)
+TEXT = b"The river carries what the rain brings, and the bed keeps what the river cannot carry. "
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--context", type=int, default=2048, help="live tokens before the first timed step")
+    parser.add_argument("--steps", type=int, default=60, help="timed steps of each ceiling")
+    parser.add_argument("--json", type=Path, help="append the records to this file")
+    options = parser.parse_args()
+    model = open_model(TINY)
+    prompt = [256, *(TEXT * (options.context // len(TEXT) + 1))][: options.context]
+    runs: list[tuple[Generation, Iterator[int]]] = []
+    for ceiling in CEILINGS:
+        pools = CachePools(model, CacheSettings(ceiling, kv_tokens=CEILINGS[-1]))
+        generation = Generation(model, pools, prompt, Sampling(), options.steps + 6)
+        runs.append((generation, iter(generation)))
+    tokens: list[list[int]] = [[], []]
+    seconds: list[list[float]] = [[], []]
+    for step in range(options.steps + 5):
+        for which in (0, 1) if step % 2 else (1, 0):
+            began = time.perf_counter()
+            tokens[which].append(next(runs[which][1]))
+            if step >= 5:  # the first token is the prefill's; a few more warm up
+                seconds[which].append(time.perf_counter() - began)
+    same = tokens[0] == tokens[1] and runs[0][0].stats.decode.work == runs[1][0].stats.decode.work
+    medians = [statistics.median(times) * 1e6 for times in seconds]
+    for ceiling, median in zip(CEILINGS, medians, strict=True):
+        print(f"ceiling {ceiling:>9,}: {median:9,.0f} us a step, {options.context:,} live tokens")
+    print(f"ratio {medians[1] / medians[0]:.3f}; same tokens and same work: {same}")
+    if not same:
+        return 1
+    if options.json:
+        with options.json.open("a") as file:
+            for ceiling, median in zip(CEILINGS, medians, strict=True):
+                file.write(json.dumps(record(options, ceiling, median)) + "\n")
+    return 0
+
+
+def record(options: argparse.Namespace, ceiling: int, median: float) -> dict:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    return {
+        "bench": "ceiling",
+        "op": "step",
+        "impl": "thalweg",
+        "case": {"streams": 1, "context": options.context, "ceiling": ceiling, "layers": 4},
+        "us": round(median, 1),
+        "ok": True,
+        "commit": commit.stdout.strip(),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "command": "python " + " ".join(sys.argv),
+    }
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
