@@ -4,24 +4,26 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from thalweg import __version__
+from thalweg import __version__, cli_streams
 from thalweg.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit code: 0, 2 for a mistake, 130 after Ctrl-C."""
+    cli_streams.open_missing_stderr()
     arguments = _parser().parse_args(argv)
     try:
+        cli_streams.check_stdout()
         return arguments.run(arguments)
     except UserError as error:
-        print(f"thalweg {arguments.verb}: {error}", file=sys.stderr)
+        # A path or a tensor's name can hold a line break.
+        print(f"thalweg {arguments.verb}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader left (`| head`). Python would complain once more while it flushes at exit.
-        sys.stderr.close()
+        cli_streams.drop_stdout()  # the reader left (`| head`)
         return 0
 
 
