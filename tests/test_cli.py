@@ -180,6 +180,25 @@ def test_impossible_options(capsys: pytest.CaptureFixture[str], argv: list[str],
     assert message in refused(capsys, "generate", *argv)
 
 
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "thalweg: the following arguments are required: VERB"),
+        (["write"], "thalweg: argument VERB: invalid choice: 'write'"),
+        (["generate", "--max-tokens", "many", "x"], "thalweg generate: argument --max-tokens: invalid int value"),
+        (["generate", "--dtype", "float16", "x"], "thalweg generate: argument --dtype: invalid choice: 'float16'"),
+        (["explain", "--quick"], "thalweg: unrecognized arguments: --quick"),
+    ],
+)
+def test_a_mistake_among_the_options_is_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    error = capsys.readouterr().err
+    assert error.startswith(message) and error.count("\n") == 1
+
+
 def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"abc\xff")
     assert "not UTF-8 text: invalid start byte at byte 3" in refused(

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from thalweg import __version__, cli_streams
 from thalweg.errors import UserError
@@ -27,11 +28,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake among the options is one line too, not the whole usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     # Imported here: `thalweg --version` and later verbs need no torch.
     from thalweg import cli_explain, cli_generate
 
-    parser = argparse.ArgumentParser(prog="thalweg", description="Long-context serving of sparse-attention models.")
+    parser = _Parser(prog="thalweg", description="Long-context serving of sparse-attention models.")
     parser.add_argument("--version", action="version", version=f"thalweg {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     cli_generate.add(verbs)
