@@ -91,7 +91,20 @@ def test_a_misspelt_implementation_is_an_error_not_a_fallback(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_explain_refuses_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--device cuda: there is no CUDA device here" in refused(capsys, "explain", "--device", "cuda")
+    for verb in (["explain"], ["generate", "x"]):
+        assert "device cuda: torch sees 0 CUDA devices here; possible is cpu\n" in refused(
+            capsys, *verb, "--device", "cuda"
+        )
+
+
+@pytest.mark.parametrize("device", ["", "tpu", "meta", "cpu:1", "cuda:x"])
+def test_every_verb_refuses_the_same_devices(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    for verb in (["explain"], ["generate", "x"]):
+        assert f"device {device}: possible are cpu, cuda and cuda:N" in refused(capsys, *verb, "--device", device)
+
+
+def test_a_message_is_one_line_whatever_a_path_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "/no where: no such folder" in refused(capsys, "generate", "--model", "/no\nwhere", "x")
 
 
 def test_a_missing_checkpoint(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -148,6 +161,11 @@ def test_a_pool_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "message"),
     [
         (["--temperature", "-1", "x"], "temperature is -1.0"),
+        (["--temperature", "1e-320", "x"], "temperature is 1e-320; possible is 0 (greedy), or 1e-30 or more"),
+        (["--temperature", "inf", "x"], "temperature is inf"),
+        (["--seed", str(2**64), "x"], f"seed is {2**64}; possible is -2^63 to 2^64 - 1"),
+        (["--seed", str(-(2**63) - 1), "x"], "possible is -2^63 to 2^64 - 1"),
+        (["--max-tokens", "1048575", "x"], "a prompt of 2 tokens and 1,048,575 new ones exceed this model's 1,048,576"),
         (["--top-p", "0", "x"], "top-p is 0.0"),
         (["--chunk-tokens", "0", "x"], "chunk-tokens is 0"),
         (["--max-tokens", "0", "x"], "max-tokens is 0"),
@@ -160,6 +178,25 @@ def test_a_pool_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_impossible_options(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     assert message in refused(capsys, "generate", *argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "thalweg: the following arguments are required: VERB"),
+        (["write"], "thalweg: argument VERB: invalid choice: 'write'"),
+        (["generate", "--max-tokens", "many", "x"], "thalweg generate: argument --max-tokens: invalid int value"),
+        (["generate", "--dtype", "float16", "x"], "thalweg generate: argument --dtype: invalid choice: 'float16'"),
+        (["explain", "--quick"], "thalweg: unrecognized arguments: --quick"),
+    ],
+)
+def test_a_mistake_among_the_options_is_one_line(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(argv)
+    error = capsys.readouterr().err
+    assert error.startswith(message) and error.count("\n") == 1
 
 
 def test_a_file_that_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,33 +3,43 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from thalweg import __version__
+from thalweg import __version__, cli_streams
 from thalweg.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit code: 0, 2 for a mistake, 130 after Ctrl-C."""
+    cli_streams.open_missing_stderr()
     arguments = _parser().parse_args(argv)
     try:
+        cli_streams.check_stdout()
         return arguments.run(arguments)
     except UserError as error:
-        print(f"thalweg {arguments.verb}: {error}", file=sys.stderr)
+        # A path or a tensor's name can hold a line break.
+        print(f"thalweg {arguments.verb}: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader left (`| head`). Python would complain once more while it flushes at exit.
-        sys.stderr.close()
+        cli_streams.drop_stdout()  # the reader left (`| head`)
         return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """A mistake among the options is one line too, not the whole usage in front of it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def _parser() -> argparse.ArgumentParser:
     # Imported here: `thalweg --version` and later verbs need no torch.
     from thalweg import cli_explain, cli_generate
 
-    parser = argparse.ArgumentParser(prog="thalweg", description="Long-context serving of sparse-attention models.")
+    parser = _Parser(prog="thalweg", description="Long-context serving of sparse-attention models.")
     parser.add_argument("--version", action="version", version=f"thalweg {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     cli_generate.add(verbs)

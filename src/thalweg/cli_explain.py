@@ -5,7 +5,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from thalweg.errors import UserError
+from thalweg.cli_device import named_device
+from thalweg.cli_streams import write
 
 
 def add(verbs: Any) -> None:
@@ -22,18 +23,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     from thalweg import ops
 
-    if (arguments.device or "").startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {arguments.device}: there is no CUDA device here, possible is cpu")
-    try:
-        choices = ops.explain(arguments.device)
-    except (ValueError, RuntimeError) as error:
-        raise UserError(str(error)) from None
+    device = named_device(arguments.device)
+    choices = ops.explain(device)
     if arguments.json:
-        print(json.dumps([asdict(choice) for choice in choices], indent=1))
+        write(json.dumps([asdict(choice) for choice in choices], indent=1) + "\n")
         return 0
-    device = choices[0].device
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "CPU"
-    print(f"operations on {device} ({name}), torch {torch.__version__}")
-    for choice in choices:
-        print(f"  {choice.operation:<22} {choice.implementation:<10} {choice.why}")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    lines = [f"operations on {device} ({name}), torch {torch.__version__}"]
+    lines += [f"  {choice.operation:<22} {choice.implementation:<10} {choice.why}" for choice in choices]
+    write("\n".join(lines) + "\n")
     return 0

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thalweg.cli_device import named_device
+from thalweg.cli_streams import write
 from thalweg.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk_tokens < 1:
         raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
     prompt_text = _prompt(arguments)
-    device = _device(arguments.device)
+    device = named_device(arguments.device)
     on_cpu = device.type == "cpu"
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.float32 if on_cpu else torch.bfloat16
     folder = arguments.model or TINY
@@ -59,6 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
     text = Text(folder, model.config.bos_token_id)
     prompt = text.encode(prompt_text)
     needed = len(prompt) + arguments.max_tokens
+    ceiling = model.config.max_position_embeddings
+    if arguments.context_length is None and arguments.max_tokens > 0 and needed > ceiling:
+        raise UserError(
+            f"a prompt of {len(prompt):,} tokens and {arguments.max_tokens:,} new ones exceed this model's {ceiling:,}: "
+            "shorten the prompt or lower --max-tokens"
+        )
     context_length = needed if arguments.context_length is None else arguments.context_length
     kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
     chunk = min(arguments.chunk_tokens, context_length)
@@ -79,46 +87,32 @@ def _write(generation: "Generation", stream: "TextStream") -> None:
     try:
         for token in tokens:
             begun = True
-            sys.stdout.write(stream.add(token))
-            sys.stdout.flush()
+            write(stream.add(token))
     finally:
         tokens.close()  # type: ignore[attr-defined]  # gives the pages back and completes the statistics
         if begun:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            write("\n")
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None and arguments.file is not None:
         raise UserError("a prompt and --file were both given: give one of them")
-    if arguments.prompt is not None:
-        return arguments.prompt
-    source = arguments.file if arguments.file is not None else "stdin"
-    if arguments.file is None and sys.stdin.isatty():
-        print("type the prompt, end it with Ctrl-D:", file=sys.stderr)
+    source = "the prompt" if arguments.prompt is not None else str(arguments.file or "stdin")
     try:
-        data = arguments.file.read_bytes() if arguments.file is not None else sys.stdin.buffer.read()
-        return data.decode()
+        if arguments.prompt is not None:
+            # Arguments that are no text in the locale's encoding hold their bytes as lone surrogates.
+            return arguments.prompt.encode(errors="surrogateescape").decode()
+        if arguments.file is not None:
+            return arguments.file.read_bytes().decode()
+        if sys.stdin is None:
+            raise UserError("stdin is closed: give the prompt as an argument or with --file")
+        if sys.stdin.isatty():
+            print("type the prompt, end it with Ctrl-D:", file=sys.stderr)
+        return sys.stdin.buffer.read().decode()
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{source}: not UTF-8 text: {error.reason} at byte {error.start}") from None
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device {name}: possible are cpu, cuda and cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device {name}: torch sees no CUDA device here; possible is cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name}: possible are cpu, cuda and cuda:N")
-    return device
 
 
 def _stats(stats: "GenerationStats", pages: int) -> str:

@@ -1,10 +1,12 @@
 """Generation from the bundled checkpoint: the same tokens however the prompt is cut, and every page given back."""
 
+import gc
+
 import pytest
 import torch
 
 from thalweg.engine.generation import Generation
-from thalweg.engine.pools import CachePools, CacheSettings
+from thalweg.engine.pools import CachePools, CacheSettings, OutOfRows
 from thalweg.engine.sampler import Sampling
 from thalweg.errors import UserError
 from thalweg.models.batch import RowBatch
@@ -64,6 +66,65 @@ def test_every_page_comes_back_when_a_request_is_abandoned(tiny: DeepseekV4Model
     assert pools.pages.used > 0
     tokens.close()  # type: ignore[attr-defined]
     assert (pools.pages.used, pools.window_pages.used) == (0, 0)
+
+
+def test_every_page_comes_back_when_a_step_fails(tiny: DeepseekV4Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = pools_for(tiny, chunk=64)
+    expected = list(Generation(tiny, pools, PROMPT, GREEDY, 4))
+    real, calls = tiny.logits, 0
+
+    def fail_in_the_third(streams: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise MemoryError("in a step")
+        return real(streams)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny, "logits", fail_in_the_third)
+        with pytest.raises(MemoryError, match="in a step"):
+            list(Generation(tiny, pools, PROMPT, GREEDY, 4))
+    assert (pools.pages.used, pools.window_pages.used) == (0, 0)
+    assert list(Generation(tiny, pools, PROMPT, GREEDY, 4)) == expected
+
+
+def test_two_requests_at_once_need_two_rows_and_do_not_touch_each_other(tiny: DeepseekV4Model) -> None:
+    alone = [list(Generation(tiny, pools_for(tiny), prompt, GREEDY, 6)) for prompt in (PROMPT, PROMPT[:90])]
+    pools = CachePools(tiny, CacheSettings(1024, 2048, max_requests=2))
+    together = [[], []]
+    streams = [iter(Generation(tiny, pools, prompt, GREEDY, 6)) for prompt in (PROMPT, PROMPT[:90])]
+    for _ in range(6):
+        for tokens, stream in zip(together, streams, strict=True):
+            tokens.append(next(stream))
+    assert together == alone
+    with pytest.raises(OutOfRows, match="2 requests at once"):
+        next(iter(Generation(tiny, pools, PROMPT[:5], GREEDY, 1)))
+    del stream, streams  # never finished: collected as garbage
+    gc.collect()
+    assert (pools.pages.used, pools.window_pages.used) == (0, 0)
+    assert list(Generation(tiny, pools, PROMPT[:90], GREEDY, 6)) == alone[1]
+
+
+def test_a_generation_runs_once(tiny: DeepseekV4Model) -> None:
+    pools = pools_for(tiny)
+    generation = Generation(tiny, pools, PROMPT[:20], GREEDY, 2)
+    list(generation)
+    with pytest.raises(RuntimeError, match="iterated before"):
+        list(generation)
+    assert pools.claim() == 0, "the refused iteration took nothing and gave nothing back"
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0)])
+def test_logits_that_are_no_numbers_are_an_error_not_a_token(
+    tiny: DeepseekV4Model, monkeypatch: pytest.MonkeyPatch, wrong: float, sampling: Sampling
+) -> None:
+    real = tiny.logits
+    monkeypatch.setattr(tiny, "logits", lambda streams: real(streams).index_fill(1, torch.tensor([7]), wrong))
+    pools = pools_for(tiny)
+    with pytest.raises(UserError, match="no finite numbers at position 19: its weights are damaged"):
+        next(iter(Generation(tiny, pools, PROMPT[:20], sampling, 2)))
+    assert pools.pages.used == 0
 
 
 def test_a_pool_serves_request_after_request_with_the_same_text(tiny: DeepseekV4Model) -> None:

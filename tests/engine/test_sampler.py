@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thalweg.engine.sampler import Sampler, Sampling, filtered_probabilities
+from thalweg.engine.sampler import LOWEST_TEMPERATURE, Sampler, Sampling, filtered_probabilities
 from thalweg.errors import UserError
 
 # softmax of these is 0.5, 0.25, 0.125, 0.125, in another order
@@ -48,7 +48,30 @@ def test_draws_follow_the_probabilities() -> None:
     assert chi_square < 16.3  # 0.1% of true samplers exceed it, at 3 degrees of freedom
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}])
+@pytest.mark.parametrize("temperature", [LOWEST_TEMPERATURE, 1e-6, 1e30, 1e308])
+def test_every_temperature_that_is_taken_gives_probabilities(temperature: float) -> None:
+    for logits in (LOGITS, torch.tensor([3.4e38, -3.4e38, 0.0, 3.4e38])):
+        probabilities = filtered_probabilities(logits, Sampling(temperature=temperature))
+        assert float(probabilities.sum()) == pytest.approx(1.0) and bool((probabilities >= 0).all())
+
+
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**64 - 1])
+def test_every_seed_that_is_taken_draws(seed: int) -> None:
+    assert Sampler(Sampling(temperature=1.0, seed=seed))(LOGITS) in range(4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": 1e-31},
+        {"seed": 2**64},
+        {"top_k": -1},
+        {"top_p": 0.0},
+    ],
+)
 def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="possible is"):
         Sampling(**wrong)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ class GenerationStats:
 
 
 class Generation:
-    """Iterate to get tokens. Pages are given back when the iteration ends, however it ends."""
+    """Iterate once to get tokens. Pages are given back when the iteration ends, however it ends."""
 
     def __init__(
         self,
@@ -63,11 +63,19 @@ class Generation:
         self.sampler = Sampler(sampling)
         self.on_prefill = on_prefill
         self.stats = GenerationStats()
-        self._row, self._computed = 0, 0
+        self._row: int | None = None
+        self._computed = 0
 
     @torch.inference_mode()
     def __iter__(self) -> Iterator[int]:
-        """Yields each new token as it is drawn, the end-of-text token included, at most max_tokens."""
+        """Yields each new token as it is drawn, the end-of-text token included, at most max_tokens.
+
+        Raises RuntimeError at a second iteration, OutOfRows where the pools' requests are all running, and UserError where
+        the model computes a logit that is no finite number.
+        """
+        if self._row is not None:
+            raise RuntimeError("this Generation was iterated before: make another one")
+        self._row = self.pools.claim()
         try:
             logits = self._prefill()
             for remaining in range(self.max_tokens, 0, -1):
@@ -91,6 +99,7 @@ class Generation:
 
     def _step(self, tokens: list[int], phase: Phase) -> torch.Tensor:
         """Computes `tokens` as the next rows; float32 logits [vocabulary] of the last one."""
+        assert self._row is not None
         began = time.perf_counter()
         before, after = self._computed, self._computed + len(tokens)
         self.pools.grow(self._row, before, after)
@@ -106,6 +115,11 @@ class Generation:
         with counting() as work:
             hidden = self.model.forward(batch, self.pools.caches)
             logits = self.model.logits(hidden[-1:])[0].cpu()  # on a GPU this waits for the step
+        if not bool(torch.isfinite(logits).all()):
+            raise UserError(
+                f"the model computed logits that are no finite numbers at position {after - 1:,}: its weights are damaged, "
+                "or too large for bfloat16 (--dtype float32 holds more)"
+            )
         self._computed = after
         self.pools.trim(self._row, before, after)
         phase.work.add(work)

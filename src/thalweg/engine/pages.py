@@ -11,6 +11,7 @@ class PageAllocator:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self._free = list(range(pages - 1, 0, -1))
+        self._used: set[int] = set()
 
     @property
     def free(self) -> int:
@@ -18,14 +19,17 @@ class PageAllocator:
 
     @property
     def used(self) -> int:
-        return max(self.pages - 1, 0) - len(self._free)
+        return len(self._used)
 
     def take(self) -> int:
         """One page. Raises OutOfPages."""
         if not self._free:
             raise OutOfPages(f"all {self.used} pages are in use")
-        return self._free.pop()
+        page = self._free.pop()
+        self._used.add(page)
+        return page
 
     def give_back(self, page: int) -> None:
-        assert 0 < page < self.pages and page not in self._free, page
+        """A page that `take` gave. Raises KeyError for any other, before anything changes."""
+        self._used.remove(page)
         self._free.append(page)

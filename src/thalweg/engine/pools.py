@@ -23,6 +23,10 @@ class CacheSettings:
     kv_layout: str | None = None
 
 
+class OutOfRows(Exception):
+    """Every table row of the pools belongs to a request that has not ended."""
+
+
 class CachePools:
     """Caches of a model and the tables that say which request owns which page."""
 
@@ -39,6 +43,13 @@ class CachePools:
         self.page_table = torch.full((settings.max_requests, width), -1, dtype=torch.int64, device=model.device)
         self.window_table = torch.full_like(self.page_table, -1)
         self.state_slots = torch.arange(1, settings.max_requests + 1, device=model.device)
+        self._free_rows = list(range(settings.max_requests - 1, -1, -1))
+
+    def claim(self) -> int:
+        """A table row for one request, until `release`. Raises OutOfRows where every one is claimed."""
+        if not self._free_rows:
+            raise OutOfRows(f"the pool serves {self.settings.max_requests} requests at once, and so many are running")
+        return self._free_rows.pop()
 
     def grow(self, row: int, computed: int, length: int) -> None:
         """Gives the request in table row `row`, with `computed` tokens done, the pages for tokens up to `length`."""
@@ -58,11 +69,12 @@ class CachePools:
             self.window_table[row, page] = -1
 
     def release(self, row: int) -> None:
-        """Takes back everything that the request in table row `row` owns."""
+        """Takes back everything that the request in table row `row` owns, and the row."""
         for table, pool in ((self.page_table, self.pages), (self.window_table, self.window_pages)):
             for page in table[row][table[row] >= 0].tolist():
                 pool.give_back(page)
             table[row] = -1
+        self._free_rows.append(row)
 
 
 def _pool_sizes(settings: CacheSettings, window: int | None) -> PoolSizes:

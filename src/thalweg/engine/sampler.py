@@ -1,10 +1,13 @@
 """From logits to the next token: greedy, or drawn with temperature, top-k and top-p under a seed."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from thalweg.errors import UserError
+
+LOWEST_TEMPERATURE = 1e-30  # far below, a logit divided by it is no float64; long before, it is greedy
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,16 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UserError(f"temperature is {self.temperature}; possible is 0 (greedy) or more")
+        if self.temperature != 0 and not LOWEST_TEMPERATURE <= self.temperature < math.inf:
+            raise UserError(
+                f"temperature is {self.temperature}; possible is 0 (greedy), or {LOWEST_TEMPERATURE} or more"
+            )
         if self.top_k < 0:
             raise UserError(f"top-k is {self.top_k}; possible is 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top-p is {self.top_p}; possible is above 0, up to 1 (all tokens)")
+        if not -(2**63) <= self.seed < 2**64:
+            raise UserError(f"seed is {self.seed}; possible is -2^63 to 2^64 - 1")
 
 
 class Sampler:

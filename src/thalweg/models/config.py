@@ -31,7 +31,7 @@ def read_config(path: str | Path) -> DeepseekV4Config | MlaConfig:
         raise UserError(f"{path}: no config.json; give the folder of a checkpoint") from None
     except OSError as error:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{source}: not JSON: {error}") from None
     return parse_config(values, source)
 

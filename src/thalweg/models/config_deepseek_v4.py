@@ -165,6 +165,7 @@ def _check(config: DeepseekV4Config, keys: Keys) -> None:
     for field, head_dim in (("head_dim", config.head_dim), ("index_head_dim", config.index_head_dim)):
         if head_dim < config.rope_head_dim:
             raise keys.error(field, head_dim, f"at least the {config.rope_head_dim} rotary dimensions")
+    keys.check_experts("num_experts", config.num_experts, config.num_layers)
     if config.num_experts_per_token > config.num_experts:
         raise keys.error("num_experts_per_token", config.num_experts_per_token, f"at most {config.num_experts}")
     if config.num_shared_experts != 1:
@@ -197,22 +198,16 @@ def _rope_head_dim(keys: Keys) -> int:
 def _compress_ratios(keys: Keys, num_layers: int, num_mtp_layers: int) -> tuple[int, ...]:
     if keys.has("layer_types"):
         field = "layer_types"
-        types = keys.sequence(field)
-        unknown = [t for t in types if t not in _LAYER_TYPES]
-        if unknown:
-            raise keys.error(field, unknown[0], " or ".join(_LAYER_TYPES))
+        types = keys.sequence(field, tuple(_LAYER_TYPES))
         for layer_type, rate in keys.table("compress_rates").items():
             if _LAYER_TYPES.get(layer_type) != rate:
                 raise keys.error("compress_rates", {layer_type: rate}, "4 for CSA and 128 for HCA")
         ratios = [_LAYER_TYPES[t] for t in types]
     elif keys.has("compress_ratios"):
         field = "compress_ratios"
-        ratios = keys.sequence(field)
+        ratios = keys.sequence(field, COMPRESS_RATIOS)
     else:
         raise UserError(f"{keys.source}: missing compress_ratios or layer_types")
-    unsupported = sorted({r for r in ratios if r not in COMPRESS_RATIOS}, key=str)
-    if unsupported:
-        raise keys.error(field, unsupported[0], "0, 4 or 128 for each layer")
     # DeepSeek's files go on with one entry for each MTP block.
     if not num_layers <= len(ratios) <= num_layers + max(num_mtp_layers, 1):
         raise UserError(f"{keys.source}: {field} has {len(ratios)} entries for {num_layers} layers")
@@ -223,10 +218,7 @@ def _compress_ratios(keys: Keys, num_layers: int, num_mtp_layers: int) -> tuple[
 
 def _hash_layers(keys: Keys, num_layers: int) -> tuple[bool, ...]:
     if keys.has("mlp_layer_types"):
-        types = keys.sequence("mlp_layer_types")
-        unknown = [t for t in types if t not in _MLP_LAYER_TYPES]
-        if unknown:
-            raise keys.error("mlp_layer_types", unknown[0], " or ".join(_MLP_LAYER_TYPES))
+        types = keys.sequence("mlp_layer_types", tuple(_MLP_LAYER_TYPES))
         if len(types) != num_layers:
             raise UserError(f"{keys.source}: mlp_layer_types has {len(types)} entries for {num_layers} layers")
         return tuple(_MLP_LAYER_TYPES[t] for t in types)
@@ -270,7 +262,7 @@ def _rope(keys: Keys) -> tuple[float, float, YarnScaling | None]:
         {},
     )
     bases.require(("rope_theta", "compress_rope_theta"))
-    return bases.number("rope_theta"), bases.number("compress_rope_theta"), scaling
+    return bases.rope_base("rope_theta"), bases.rope_base("compress_rope_theta"), scaling
 
 
 def _max_position_embeddings(keys: Keys, scaling: YarnScaling | None) -> int:

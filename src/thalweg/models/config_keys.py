@@ -6,6 +6,12 @@ from typing import Any
 
 from thalweg.errors import UserError
 
+LARGEST = 2**31 - 1
+"""Of every integer: far beyond any model, and products of several stay exact in what the operations take."""
+MOST_EXPERTS = 2**20
+"""Over all layers of a model."""
+_LEAST, _MOST = 1e-37, 3e38  # what float32 holds, where values are used
+
 
 class Keys:
     """A JSON object in which one field may stand under several keys, because several programs write such files.
@@ -39,15 +45,28 @@ class Keys:
 
     def integer(self, field: str, default: int | None = None, minimum: int = 1) -> int:
         value = self.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(field, value, f"an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= LARGEST:
+            raise self.error(field, value, f"an integer of at least {minimum} and at most {LARGEST}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
         value = self.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.error(field, value, "a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _LEAST <= value <= _MOST:
+            raise self.error(field, value, "a number above 0 that float32 holds")
         return float(value)
+
+    def check_experts(self, field: str, num_experts: int, num_layers: int) -> None:
+        """Refuses counts that no checkpoint has, before anybody makes a list as long as they say."""
+        most = MOST_EXPERTS // num_layers
+        if num_experts > most:
+            raise self.error(field, num_experts, f"at most {most} in each of {num_layers} layers")
+
+    def rope_base(self, field: str) -> float:
+        """A base of rotary frequencies: base 1 would turn every dimension alike, and YaRN divides by its logarithm."""
+        value = self.number(field)
+        if value <= 1:
+            raise self.error(field, value, "a number above 1")
+        return value
 
     def boolean(self, field: str, default: bool) -> bool:
         value = self.get(field, default)
@@ -61,10 +80,17 @@ class Keys:
             raise self.error(field, value, " or ".join(possible))
         return value
 
-    def sequence(self, field: str) -> list[Any]:
+    def sequence(self, field: str, possible: tuple[Any, ...]) -> list[Any]:
+        """A list of which every element is one of `possible`."""
         value = self.get(field)
         if not isinstance(value, list):
             raise self.error(field, value, "a list")
+        for element in value:
+            # 0 is not False and 4.0 not 4 here, and a list among the elements has no hash.
+            if not any(type(element) is type(one) and element == one for one in possible):
+                raise self.error(
+                    field, element, f"{', '.join(map(str, possible[:-1]))} or {possible[-1]} for each layer"
+                )
         return value
 
     def table(self, field: str) -> dict[str, Any]:

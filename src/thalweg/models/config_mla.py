@@ -132,7 +132,7 @@ def read_mla(keys: Keys) -> MlaConfig:
         norm_topk_prob=keys.boolean("norm_topk_prob", True),
         scoring_func=keys.choice("scoring_func", "sigmoid", ("sigmoid",)),
         topk_method=keys.choice("topk_method", "noaux_tc", ("noaux_tc",)),
-        rope_theta=bases.number("rope_theta"),
+        rope_theta=bases.rope_base("rope_theta"),
         rope_scaling=read_yarn(rope, keys.source),
         rope_interleave=keys.boolean("rope_interleave", True),
         rms_norm_eps=keys.number("rms_norm_eps"),
@@ -150,12 +150,17 @@ def read_mla(keys: Keys) -> MlaConfig:
 
 
 def _check(config: MlaConfig, keys: Keys) -> None:
+    keys.check_experts("n_routed_experts", config.n_routed_experts, config.num_layers)
     if config.qk_rope_head_dim % 2:
         raise keys.error("qk_rope_head_dim", config.qk_rope_head_dim, "an even number")
     if config.first_k_dense_replace > config.num_layers:
         raise keys.error("first_k_dense_replace", config.first_k_dense_replace, f"at most {config.num_layers} layers")
     if config.n_routed_experts % config.n_group:
         raise keys.error("n_group", config.n_group, f"a divisor of the {config.n_routed_experts} experts")
+    if 1 < config.n_group > config.n_routed_experts // 2:
+        raise keys.error(
+            "n_group", config.n_group, "1, or groups of two experts or more: a group scores by its best two"
+        )
     if config.topk_group > config.n_group:
         raise keys.error("topk_group", config.topk_group, f"at most the {config.n_group} groups")
     if config.num_experts_per_token > config.n_routed_experts // config.n_group * config.topk_group:

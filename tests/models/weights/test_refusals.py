@@ -17,6 +17,8 @@ from thalweg.models.weights.checkpoint import load_weights
 from thalweg.models.weights.expected import Expected, Kind, expected_tensors
 from thalweg.models.weights.headers import read_headers
 
+PLACES = {"a": 0, "b": 12, "c": 24}
+
 
 @pytest.fixture(autouse=True)
 def no_weight_may_be_read(monkeypatch):
@@ -58,12 +60,54 @@ def test_a_file_shorter_than_its_header_says(tmp_path, kept):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data_offsets": [0.0, 12.0]}, "corrupt safetensors header"),
+        ({"shape": [3.0]}, "corrupt safetensors header"),
+        ({"shape": [True, 3]}, "corrupt safetensors header"),
+        ({"data_offsets": ["0", "12"]}, "corrupt safetensors header"),
+        ({"data_offsets": [4, 16]}, "corrupt safetensors header: a and b share bytes"),
+        ({"data_offsets": [12, 24]}, "corrupt safetensors header: a and b share bytes"),
+    ],
+)
+def test_a_header_whose_places_cannot_be(tmp_path, change, message):
+    """Three tensors of twelve bytes, the first of them changed; as they are they can be read."""
+    header = {name: {"dtype": "F32", "shape": [3], "data_offsets": [s, s + 12]} for name, s in PLACES.items()}
+    file = tmp_path / "model.safetensors"
+
+    def write():
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(36))
+
+    write()
+    first = read_headers(tmp_path)["a"].offset
+    assert {name: tensor.offset - first for name, tensor in read_headers(tmp_path).items()} == PLACES
+    header["a"] |= change
+    write()
+    with pytest.raises(UserError, match=message):
+        read_headers(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "a" * 300, "a\0b", "..", "sub/model.safetensors"])
+def test_an_index_with_a_name_that_no_shard_can_have(tmp_path, name):
+    write_folder(tmp_path, V4, v4_tensors(tmp_path), shards=2)
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["extra"] = name
+    index.write_text(json.dumps(content))
+    assert "weight_map is no table" in (message := refusal(tmp_path)) or "1 of 3 shards" in message
+    index.write_text("[" * 20000)
+    assert "no JSON object with a weight_map" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
         (b"PK\x03\x04 some archive, not weights at all", "not a safetensors file"),
         ((9).to_bytes(8, "little") + b"not json!", "corrupt safetensors header"),
         ((2).to_bytes(8, "little") + b"[]", "corrupt safetensors header"),
+        ((20000).to_bytes(8, "little") + b"[" * 20000, "corrupt safetensors header"),
         ((12).to_bytes(8, "little") + b'{"a": "b"}  ', "corrupt safetensors header"),
     ],
 )

@@ -3,6 +3,7 @@
 import torch
 from torch.nn import functional
 
+from thalweg.errors import UserError
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
 from thalweg.models.linear import Linear, Weights
 from thalweg.models.moe import SwiGlu, routed_sum
@@ -16,7 +17,7 @@ class Experts:
         self.scoring, self.normalise = config.scoring_func, config.norm_topk_prob
         # Routing is in float32 whatever the model's dtype: a rounded score chooses other experts.
         self.gate = Linear(weights.take("gate.weight").float(), weights.batch_invariant)
-        self.token_experts = weights.take("gate.tid2eid").long() if hash_routed else None
+        self.token_experts = _token_experts(config, weights) if hash_routed else None
         self.bias = None if hash_routed else weights.take("gate.bias").float()
         self.shared = _swiglu(weights.scope("shared_experts"), config.swiglu_limit)
         self.experts = [
@@ -42,6 +43,17 @@ class Experts:
         if self.normalise:
             weights = weights / weights.sum(dim=1, keepdim=True)
         return chosen, (weights * self.scaling).float()
+
+
+def _token_experts(config: DeepseekV4Config, weights: Weights) -> torch.Tensor:
+    """int64 [vocabulary, k]: the experts of every token. UserError where a checkpoint names one that is not there."""
+    table = weights.take("gate.tid2eid").long()
+    if bool(((table < 0) | (table >= config.num_experts)).any()):
+        raise UserError(
+            f"{weights.prefix}gate.tid2eid holds experts {int(table.min())} to {int(table.max())}: "
+            f"this model's are 0 to {config.num_experts - 1}; the checkpoint is damaged"
+        )
+    return table
 
 
 def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:

@@ -3,6 +3,8 @@
 import torch
 from torch.nn import functional
 
+from thalweg.errors import UserError
+from thalweg.layouts.sizes import INDEX_DIM, LATENT_DIM
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
 from thalweg.models.deepseek_v4.block import Block, run_blocks
@@ -45,9 +47,17 @@ class MtpBlock:
 
 
 class DeepseekV4Model:
-    """Weights by DeepSeek's names; every one is taken, and one left over is an error. mtp: with the MTP blocks."""
+    """Weights by DeepSeek's names; every one is taken, and one left over is an error. mtp: with the MTP blocks.
+
+    Raises UserError where the heads are none that the caches hold (latent 512, index 128).
+    """
 
     def __init__(self, config: DeepseekV4Config, weights: Weights, *, mtp: bool = False) -> None:
+        if (config.head_dim, config.index_head_dim) != (LATENT_DIM, INDEX_DIM):
+            raise UserError(
+                f"head_dim {config.head_dim} and index_head_dim {config.index_head_dim}: "
+                f"possible are {LATENT_DIM} and {INDEX_DIM}, as the cache formats hold them"
+            )
         self.config = config
         self.embedding = weights.embedding("embed")
         lm_head = weights.linear("head")

@@ -6,6 +6,7 @@ Format (safetensors): 8 bytes little-endian header length, a JSON object {name: 
 import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,9 @@ def read_headers(folder: str | Path) -> dict[str, TensorHeader]:
     if (folder / INDEX).exists():
         listed = _read_index(folder / INDEX)
         files = [folder / name for name in sorted(set(listed.values()))]
-        absent = [file.name for file in files if not file.exists()]
+        # Compared with the folder's own names: asking for a name that is too long would be an error of its own.
+        present = {file.name for file in folder.iterdir()}
+        absent = [file.name for file in files if file.name not in present]
         if absent:
             raise UserError(
                 f"{folder}: {len(absent)} of {len(files)} shards that {INDEX} lists are absent{_few(absent)}"
@@ -94,17 +97,28 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
         headers = {name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()}
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{file}: corrupt safetensors header") from None
+    _check_apart(file, headers)
     end = max((header.offset + header.nbytes for header in headers.values()), default=0)
     if end > size:
         raise UserError(f"{file}: truncated: {size} bytes, its header says {end}; fetch the file again")
     return headers
 
 
+def _check_apart(file: Path, headers: dict[str, TensorHeader]) -> None:
+    """UserError where two tensors share bytes: the format forbids it, and one of them would be read wrong."""
+    ordered = sorted((header for header in headers.values() if header.nbytes), key=lambda header: header.offset)
+    for one, after in pairwise(ordered):
+        if after.offset < one.offset + one.nbytes:
+            raise UserError(f"{file}: corrupt safetensors header: {one.name} and {after.name} share bytes")
+
+
 def _tensor(name: str, entry: dict[str, Any], file: Path, data: int) -> TensorHeader:
     begin, end = entry["data_offsets"]
-    shape = tuple(int(n) for n in entry["shape"])
+    shape = tuple(entry["shape"])
+    if not all(type(number) is int for number in (begin, end, *shape)):
+        raise ValueError(name)
     if entry["dtype"] not in ITEM_BYTES:
         raise UserError(f"{file}: {name} is stored as {entry['dtype']}; possible are {', '.join(ITEM_BYTES)}")
     header = TensorHeader(name, entry["dtype"], shape, file, data + begin)
@@ -118,10 +132,10 @@ def _read_index(file: Path) -> dict[str, str]:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{file}: no JSON object with a weight_map") from None
     if not isinstance(weight_map, dict) or not all(
-        isinstance(shard, str) and Path(shard).name == shard for shard in weight_map.values()
+        isinstance(shard, str) and shard and Path(shard).name == shard for shard in weight_map.values()
     ):
         raise UserError(f"{file}: weight_map is no table of tensor names and file names in the same folder")
     return weight_map
