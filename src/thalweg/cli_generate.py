@@ -43,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from thalweg.engine.generation import Generation
-    from thalweg.engine.pools import CachePools, CacheSettings
+    from thalweg.engine.pools import CachePools, CacheSettings, check_settings
     from thalweg.engine.sampler import Sampling
     from thalweg.engine.text import Text
+    from thalweg.models.config import read_config
     from thalweg.models.open import TINY, open_model
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
@@ -57,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.float32 if on_cpu else torch.bfloat16
     folder = arguments.model or TINY
     batch_invariant = on_cpu and dtype == torch.float32
-    model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
-    text = Text(folder, model.config.bos_token_id)
+    # Everything that can be refused is, before the weights are read: that may take minutes.
+    config = read_config(folder)
+    text = Text(folder, config.bos_token_id)
     prompt = text.encode(prompt_text)
-    needed = len(prompt) + arguments.max_tokens
-    ceiling = model.config.max_position_embeddings
+    needed, ceiling = len(prompt) + arguments.max_tokens, config.max_position_embeddings
     if arguments.context_length is None and arguments.max_tokens > 0 and needed > ceiling:
         raise UserError(
             f"a prompt of {len(prompt):,} tokens and {arguments.max_tokens:,} new ones exceed this model's {ceiling:,}: "
@@ -70,7 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     context_length = needed if arguments.context_length is None else arguments.context_length
     kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
     chunk = min(arguments.chunk_tokens, context_length)
-    pools = CachePools(model, CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout))
+    settings = CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout)
+    check_settings(settings, ceiling)
+    model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
+    pools = CachePools(model, settings)
     bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
     generation = Generation(model, pools, prompt, sampling, arguments.max_tokens, bar or (lambda done, total: None))
     try:

@@ -33,9 +33,10 @@ class CachePools:
     def __init__(self, model: Model, settings: CacheSettings) -> None:
         self.window = model.window
         self.settings = settings
+        check_settings(settings, model.config.max_position_embeddings)
         sizes = _pool_sizes(settings, self.window)
-        kv_layout = settings.kv_layout or model.kv_layouts[0]
-        _check(model, settings, sizes, kv_layout)
+        kv_layout = model.kv_layouts[0] if settings.kv_layout is None else settings.kv_layout
+        _check_pool(model, settings, sizes, kv_layout)
         self.caches = model.allocate(sizes, kv_layout)
         self.pages = PageAllocator(sizes.pages)
         self.window_pages = PageAllocator(sizes.window_pages)
@@ -85,8 +86,8 @@ def _pool_sizes(settings: CacheSettings, window: int | None) -> PoolSizes:
     return PoolSizes(pages, 1 + settings.max_requests * live, 1 + settings.max_requests)
 
 
-def _check(model: Model, settings: CacheSettings, sizes: PoolSizes, kv_layout: str) -> None:
-    ceiling = model.config.max_position_embeddings
+def check_settings(settings: CacheSettings, ceiling: int) -> None:
+    """Raises UserError for settings that no memory could make right; `ceiling`: the model's longest context, in tokens."""
     if not 1 <= settings.context_length <= ceiling:
         raise UserError(f"context length {settings.context_length:,}: this model's is 1 to {ceiling:,} tokens")
     if settings.kv_tokens < settings.context_length:
@@ -94,6 +95,9 @@ def _check(model: Model, settings: CacheSettings, sizes: PoolSizes, kv_layout: s
             f"a pool of {settings.kv_tokens:,} KV tokens cannot hold one request of the context length "
             f"{settings.context_length:,}: raise --kv-tokens or lower --context-length"
         )
+
+
+def _check_pool(model: Model, settings: CacheSettings, sizes: PoolSizes, kv_layout: str) -> None:
     if kv_layout not in model.kv_layouts:
         raise UserError(f"KV layout {kv_layout}: possible for this model are {', '.join(model.kv_layouts)}")
     needed, available = model.pool_bytes(sizes, kv_layout), available_bytes(model.device)

@@ -46,7 +46,8 @@ def load_weights(
     dequantised. mtp: DeepSeek-V4's MTP blocks too; without it they are skipped where the checkpoint has them.
 
     Raises UserError, one line, before any weight is read: missing, truncated or corrupt files, tensors missing or
-    unknown to `config`, shapes or formats that do not fit it, too little memory on `device`.
+    unknown to `config`, shapes or formats that do not fit it, too little memory on `device`. While reading: a weight that
+    is NaN or infinite.
     """
     if dtype not in DTYPES:
         raise UserError(f"weights as {dtype}: possible are {', '.join(str(d) for d in DTYPES)}")
@@ -62,6 +63,8 @@ def load_weights(
     weights = {}
     for name, recipe in recipes.items():
         values = decoders[name](partial(_read_role, recipe, device))
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise UserError(f"{path}: {name} holds numbers that are NaN or infinite: the checkpoint is damaged")
         weights[name] = values.to(held[expected[name].kind])
     return weights
 
