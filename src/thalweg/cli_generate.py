@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from thalweg.errors import UserError
 
 if TYPE_CHECKING:
-    from thalweg.engine.generation import Generation, GenerationStats
-    from thalweg.engine.text import TextStream
+    from thalweg.engine.engine import Engine
 
 _PROGRESS_TOKENS = 2048  # shorter prompts are read before a bar would help
 
@@ -40,13 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Streams the text to stdout; everything else goes to stderr."""
     import torch
 
-    from thalweg.engine.generation import Generation
-    from thalweg.engine.pools import CachePools, CacheSettings
-    from thalweg.engine.sampler import Sampling
+    from thalweg.engine.engine import Engine
+    from thalweg.engine.params import Params, Sampling
+    from thalweg.engine.pools import CacheSettings
     from thalweg.engine.text import Text
     from thalweg.models.open import TINY, open_model
 
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, seed=arguments.seed)
+    params = Params(sampling, arguments.max_tokens)
     if arguments.chunk_tokens < 1:
         raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
     prompt_text = _prompt(arguments)
@@ -62,30 +62,27 @@ def run(arguments: argparse.Namespace) -> int:
     context_length = needed if arguments.context_length is None else arguments.context_length
     kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
     chunk = min(arguments.chunk_tokens, context_length)
-    pools = CachePools(model, CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout))
+    settings = CacheSettings(context_length, kv_tokens, chunk_tokens=chunk, kv_layout=arguments.kv_layout)
+    engine = Engine(model, text, settings, prefix_reuse=False)
     bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
-    generation = Generation(model, pools, prompt, sampling, arguments.max_tokens, bar or (lambda done, total: None))
+    request = engine.add("generate", prompt, params)
+    begun = False
     try:
-        _write(generation, text.stream())
+        while request.finish is None:
+            if bar:
+                bar(request.computed, len(prompt))
+            for output in engine.step():
+                begun = True
+                sys.stdout.write(output.text)
+                sys.stdout.flush()
     finally:
-        # After Ctrl-C too: what was computed until then is what the person wants to see.
-        if arguments.stats:
-            print(_stats(generation.stats, pools.pages.pages - 1), file=sys.stderr)
-    return 0
-
-
-def _write(generation: "Generation", stream: "TextStream") -> None:
-    tokens, begun = iter(generation), False
-    try:
-        for token in tokens:
-            begun = True
-            sys.stdout.write(stream.add(token))
-            sys.stdout.flush()
-    finally:
-        tokens.close()  # type: ignore[attr-defined]  # gives the pages back and completes the statistics
         if begun:
             sys.stdout.write("\n")
             sys.stdout.flush()
+        # After Ctrl-C too: what was computed until then is what the person wants to see.
+        if arguments.stats:
+            print(_stats(engine), file=sys.stderr)
+    return 0
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -121,8 +118,8 @@ def _device(name: str | None) -> Any:
     return device
 
 
-def _stats(stats: "GenerationStats", pages: int) -> str:
-    lines = []
+def _stats(engine: "Engine") -> str:
+    lines, stats, pools = [], engine.stats, engine.pools
     for name, phase in (("prefill", stats.prefill), ("decode", stats.decode)):
         if phase.steps == 0:
             continue
@@ -132,7 +129,9 @@ def _stats(stats: "GenerationStats", pages: int) -> str:
             f"{steps:,} steps; per step {work.keys_scored / steps:,.0f} keys scored, "
             f"{work.entries_attended / steps:,.0f} entries attended, {work.pages_read / steps:,.0f} pages read"
         )
-    lines.append(f"pages at the end: {stats.pages:,} of {pages:,}, and {stats.window_pages:,} of the window")
+    lines.append(
+        f"pages at most: {pools.pages.most:,} of {pools.pages.pages - 1:,}, {pools.window_pages.most:,} of the window"
+    )
     return "\n".join(lines)
 
 
@@ -140,12 +139,14 @@ class ProgressBar:
     """One line on stderr, redrawn; gone when done."""
 
     def __init__(self, label: str) -> None:
-        self.label, self.began = label, time.perf_counter()
+        self.label, self.began, self.drawn = label, time.perf_counter(), False
 
     def __call__(self, done: int, total: int) -> None:
-        if done == total:
-            sys.stderr.write("\r\x1b[K")
+        if done >= total:
+            sys.stderr.write("\r\x1b[K" if self.drawn else "")
+            self.drawn = False
         else:
+            self.drawn = True
             filled = 30 * done // total
             rate = done / max(time.perf_counter() - self.began, 1e-9)
             bar = "#" * filled + "." * (30 - filled)

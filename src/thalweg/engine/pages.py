@@ -12,6 +12,8 @@ class PageAllocator:
         self.pages = pages
         self._free = list(range(pages - 1, 0, -1))
         self._owners: dict[int, int] = {}
+        self.most = 0
+        """pages in use at once, at most, so far"""
 
     @property
     def free(self) -> int:
@@ -27,6 +29,7 @@ class PageAllocator:
             raise OutOfPages(f"all {self.used} pages are in use")
         page = self._free.pop()
         self._owners[page] = 1
+        self.most = max(self.most, self.used)
         return page
 
     def share(self, page: int) -> None:

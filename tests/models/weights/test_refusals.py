@@ -195,7 +195,9 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_reading(tmp_path, mon
     write_folder(tmp_path, V4, v4_tensors(tmp_path))
     expected = expected_tensors(read_config(tmp_path))
     monkeypatch.setattr(memory, "available_bytes", lambda device: memory.bytes_needed(expected, torch.bfloat16))
-    assert "GiB available; free memory, load it as bfloat16 (--dtype bfloat16) or take a smaller checkpoint" in refusal(tmp_path)
+    assert "GiB available; free memory, load it as bfloat16 (--dtype bfloat16) or take a smaller checkpoint" in refusal(
+        tmp_path
+    )
     with pytest.raises(AssertionError, match="a weight was read"):
         load_weights(tmp_path, read_config(tmp_path), dtype=torch.bfloat16)
 
