@@ -14,17 +14,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from thalweg.engine.generation import Generation
-from thalweg.engine.pools import CachePools, CacheSettings
-from thalweg.engine.sampler import Sampling
+from thalweg.engine.engine import Engine
+from thalweg.engine.params import Params
+from thalweg.engine.pools import CacheSettings
+from thalweg.engine.text import Text
 from thalweg.models.open import TINY, open_model
 
 CEILINGS = (8192, 1048576)
+WARM_UP = 5  # steps
 TEXT = b"The river carries what the rain brings, and the bed keeps what the river cannot carry. "
 
 
@@ -36,20 +37,22 @@ def main() -> int:
     options = parser.parse_args()
     model = open_model(TINY)
     prompt = [256, *(TEXT * (options.context // len(TEXT) + 1))][: options.context]
-    runs: list[tuple[Generation, Iterator[int]]] = []
+    engines = []
     for ceiling in CEILINGS:
-        pools = CachePools(model, CacheSettings(ceiling, kv_tokens=CEILINGS[-1]))
-        generation = Generation(model, pools, prompt, Sampling(), options.steps + 6)
-        runs.append((generation, iter(generation)))
+        engine = Engine(model, Text(TINY, None), CacheSettings(ceiling, kv_tokens=CEILINGS[-1]))
+        engine.add("one", prompt, Params(max_tokens=options.steps + 6, ignore_eos=True))
+        while engine.stats.decode.steps < WARM_UP:
+            engine.step()
+        engines.append(engine)
     tokens: list[list[int]] = [[], []]
     seconds: list[list[float]] = [[], []]
-    for step in range(options.steps + 5):
+    for step in range(options.steps):
         for which in (0, 1) if step % 2 else (1, 0):
             began = time.perf_counter()
-            tokens[which].append(next(runs[which][1]))
-            if step >= 5:  # the first token is the prefill's; a few more warm up
-                seconds[which].append(time.perf_counter() - began)
-    same = tokens[0] == tokens[1] and runs[0][0].stats.decode.work == runs[1][0].stats.decode.work
+            (output,) = engines[which].step()
+            seconds[which].append(time.perf_counter() - began)
+            tokens[which].append(output.drawn[0].token)
+    same = tokens[0] == tokens[1] and engines[0].stats.decode.work == engines[1].stats.decode.work
     medians = [statistics.median(times) * 1e6 for times in seconds]
     for ceiling, median in zip(CEILINGS, medians, strict=True):
         print(f"ceiling {ceiling:>9,}: {median:9,.0f} us a step, {options.context:,} live tokens")

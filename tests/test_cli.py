@@ -68,7 +68,7 @@ def test_stats_say_rates_pages_and_work_per_step(capsys: pytest.CaptureFixture[s
     prefill, decode, pages = capsys.readouterr().err.splitlines()
     assert re.match(r"prefill: 301 tokens in [\d.]+ s \([\d.,]+ tok/s\), 2 steps; per step", prefill)
     assert re.match(r"decode: 3 tokens .* per step 15[0-2] keys scored, \d+ entries attended, \d+ pages read", decode)
-    assert pages == "pages at the end: 2 of 2, and 2 of the window"
+    assert pages == "pages at most: 2 of 2, 2 of the window"
 
 
 def test_explain_names_an_implementation_and_a_reason_for_every_operation(capsys: pytest.CaptureFixture[str]) -> None:

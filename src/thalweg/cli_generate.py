@@ -11,8 +11,8 @@ from thalweg.cli_streams import write
 from thalweg.errors import UserError
 
 if TYPE_CHECKING:
-    from thalweg.engine.generation import Generation, GenerationStats
-    from thalweg.engine.text import TextStream
+    from thalweg.engine.engine import Engine
+    from thalweg.engine.params import Params
 
 _PROGRESS_TOKENS = 2048  # shorter prompts are read before a bar would help
 
@@ -42,14 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Streams the text to stdout; everything else goes to stderr."""
     import torch
 
-    from thalweg.engine.generation import Generation
-    from thalweg.engine.pools import CachePools, CacheSettings, check_settings
-    from thalweg.engine.sampler import Sampling
+    from thalweg.engine.engine import Engine, check_request
+    from thalweg.engine.params import Params, Sampling
+    from thalweg.engine.pools import CacheSettings, check_settings
     from thalweg.engine.text import Text
     from thalweg.models.config import read_config
     from thalweg.models.open import TINY, open_model
 
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed)
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, seed=arguments.seed)
+    params = Params(sampling, arguments.max_tokens)
     if arguments.chunk_tokens < 1:
         raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
     prompt_text = _prompt(arguments)
@@ -71,29 +72,34 @@ def run(arguments: argparse.Namespace) -> int:
     context_length = needed if arguments.context_length is None else arguments.context_length
     kv_tokens = context_length if arguments.kv_tokens is None else arguments.kv_tokens
     chunk = min(arguments.chunk_tokens, context_length)
-    settings = CacheSettings(context_length, kv_tokens, 1, chunk, arguments.kv_layout)
+    settings = CacheSettings(context_length, kv_tokens, chunk_tokens=chunk, kv_layout=arguments.kv_layout)
     check_settings(settings, ceiling)
+    check_request(prompt, params, context_length, config.vocab_size)
     model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
-    pools = CachePools(model, settings)
-    bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
-    generation = Generation(model, pools, prompt, sampling, arguments.max_tokens, bar or (lambda done, total: None))
+    engine = Engine(model, text, settings, prefix_reuse=False)
     try:
-        _write(generation, text.stream())
+        _generate(engine, prompt, params)
     finally:
         # After Ctrl-C too: what was computed until then is what the person wants to see.
         if arguments.stats:
-            print(_stats(generation.stats, pools.pages.pages - 1), file=sys.stderr)
+            print(_stats(engine), file=sys.stderr)
     return 0
 
 
-def _write(generation: "Generation", stream: "TextStream") -> None:
-    tokens, begun = iter(generation), False
+def _generate(engine: "Engine", prompt: list[int], params: "Params") -> None:
+    bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
+    request = engine.add("generate", prompt, params)
+    begun = False
     try:
-        for token in tokens:
-            begun = True
-            write(stream.add(token))
+        while request.finish is None:
+            if bar:
+                bar(request.computed, len(prompt))
+            for output in engine.step():
+                if output.error is not None:
+                    raise UserError(output.error)
+                begun = True
+                write(output.text)
     finally:
-        tokens.close()  # type: ignore[attr-defined]  # gives the pages back and completes the statistics
         if begun:
             write("\n")
 
@@ -119,8 +125,8 @@ def _prompt(arguments: argparse.Namespace) -> str:
         raise UserError(f"{source}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
-def _stats(stats: "GenerationStats", pages: int) -> str:
-    lines = []
+def _stats(engine: "Engine") -> str:
+    lines, stats, pools = [], engine.stats, engine.pools
     for name, phase in (("prefill", stats.prefill), ("decode", stats.decode)):
         if phase.steps == 0:
             continue
@@ -130,7 +136,9 @@ def _stats(stats: "GenerationStats", pages: int) -> str:
             f"{steps:,} steps; per step {work.keys_scored / steps:,.0f} keys scored, "
             f"{work.entries_attended / steps:,.0f} entries attended, {work.pages_read / steps:,.0f} pages read"
         )
-    lines.append(f"pages at the end: {stats.pages:,} of {pages:,}, and {stats.window_pages:,} of the window")
+    lines.append(
+        f"pages at most: {pools.pages.most:,} of {pools.pages.pages - 1:,}, {pools.window_pages.most:,} of the window"
+    )
     return "\n".join(lines)
 
 
@@ -138,12 +146,14 @@ class ProgressBar:
     """One line on stderr, redrawn; gone when done."""
 
     def __init__(self, label: str) -> None:
-        self.label, self.began = label, time.perf_counter()
+        self.label, self.began, self.drawn = label, time.perf_counter(), False
 
     def __call__(self, done: int, total: int) -> None:
-        if done == total:
-            sys.stderr.write("\r\x1b[K")
+        if done >= total:
+            sys.stderr.write("\r\x1b[K" if self.drawn else "")
+            self.drawn = False
         else:
+            self.drawn = True
             filled = 30 * done // total
             rate = done / max(time.perf_counter() - self.began, 1e-9)
             bar = "#" * filled + "." * (30 - filled)

@@ -6,9 +6,8 @@ import torch
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from thalweg.engine.generation import Generation
-from thalweg.engine.pools import CachePools, CacheSettings
-from thalweg.engine.sampler import Sampling
+from tests.engine.conftest import MakeEngine
+from thalweg.engine.params import Params
 from thalweg.layouts.work import Work
 from thalweg.models.deepseek_v4.model import DeepseekV4Model
 
@@ -29,24 +28,22 @@ def allocated_bytes(trace: profile) -> int:
     return sum(walk(trace.profiler.kineto_results.experimental_event_tree()))
 
 
-def measure(model: DeepseekV4Model, ceiling: int) -> tuple[list[int], Work, Work, list[int]]:
+def measure(make_engine: MakeEngine, ceiling: int) -> tuple[list[int], Work, Work, list[int]]:
     """(tokens, work of prefill, work of decoding, bytes allocated by each of four decode steps)."""
-    pools = CachePools(model, CacheSettings(context_length=ceiling, kv_tokens=KV_TOKENS))
-    generation = Generation(model, pools, PROMPT, Sampling(), 5)
+    engine = make_engine(context=ceiling, kv_tokens=KV_TOKENS)
+    engine.add("one", PROMPT, Params(max_tokens=5))
     tokens, allocated = [], []
-    stream = iter(generation)
-    tokens.append(next(stream))
-    for _ in range(4):
+    while engine.busy:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-            tokens.append(next(stream))
+            outputs = engine.step()
+        tokens += [drawn.token for output in outputs for drawn in output.drawn]
         allocated.append(allocated_bytes(trace))
-    stream.close()  # type: ignore[attr-defined]
-    return tokens, generation.stats.prefill.work, generation.stats.decode.work, allocated
+    return tokens, engine.stats.prefill.work, engine.stats.decode.work, allocated[-4:]
 
 
-def test_a_step_does_not_depend_on_the_ceiling(tiny: DeepseekV4Model) -> None:
+def test_a_step_does_not_depend_on_the_ceiling(make_engine: MakeEngine) -> None:
     assert len(PROMPT) > 260, "the selection must bite"
-    low, high = measure(tiny, 8192), measure(tiny, 1048576)
+    low, high = measure(make_engine, 8192), measure(make_engine, 1048576)
     assert low == high
     assert low[2].keys_scored > 0 and low[2].pages_read > 0 and min(low[3]) > 0
 
@@ -58,11 +55,10 @@ def test_bytes_allocated_by_a_step_are_really_counted() -> None:
     assert allocated_bytes(trace) >= 4 * 4096
 
 
-def test_work_follows_the_tokens_that_are_there(tiny: DeepseekV4Model) -> None:
+def test_work_follows_the_tokens_that_are_there(tiny: DeepseekV4Model, make_engine: MakeEngine) -> None:
     """Keys scored by a decode step grow with the context, one for every four tokens and CSA layer."""
-    pools = CachePools(tiny, CacheSettings(context_length=4096, kv_tokens=4096))
     layers = sum(ratio == 4 for ratio in tiny.config.compress_ratios)
     for length in (400, 800):
-        generation = Generation(tiny, pools, PROMPT[:length], Sampling(), 2)
-        list(generation)
-        assert generation.stats.decode.work.keys_scored == layers * ((length + 1) // 4)
+        engine = make_engine(context=4096)
+        list(engine.stream(PROMPT[:length], Params(max_tokens=2)))
+        assert engine.stats.decode.work.keys_scored == layers * ((length + 1) // 4)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from thalweg.engine.generation import Generation
+from tests.engine.conftest import MakeEngine, alone
+from thalweg.engine.params import Params
 from thalweg.engine.pools import CachePools, CacheSettings
-from thalweg.engine.sampler import Sampling
 from thalweg.models.batch import RowBatch
 from thalweg.models.interface import Model
 from thalweg.models.open import TINY, open_model
@@ -15,14 +15,10 @@ from thalweg.models.open import TINY, open_model
 PROMPT = [256, *(b"import os\n\n\ndef walk(path):\n    for name in sorted(os.listdir(path)):\n" * 6)]
 
 
-def greedy(model: Model) -> list[int]:
-    pools = CachePools(model, CacheSettings(1024, 1024))
-    return list(Generation(model, pools, PROMPT, Sampling(), 60))
-
-
 @pytest.mark.gpu
-def test_float32_text_equals_the_cpus(tiny: Model) -> None:
-    assert greedy(open_model(TINY, device="cuda")) == greedy(tiny)
+def test_float32_text_on_a_gpu_equals_the_cpus(make_engine: MakeEngine) -> None:
+    params = Params(max_tokens=60)
+    assert alone(make_engine(open_model(TINY, device="cuda")), PROMPT, params) == alone(make_engine(), PROMPT, params)
 
 
 def bits_per_byte(model: Model) -> float:

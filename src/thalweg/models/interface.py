@@ -44,6 +44,12 @@ class Model(Protocol):
     def allocate(self, pool: PoolSizes, kv_layout: str) -> Any:
         """Zeroed caches on the model's device."""
 
+    def carry_out(self, caches: Any, state_slot: int) -> Any:
+        """A copy of what a request carries outside its pages, at a multiple of 256 tokens."""
+
+    def carry_in(self, caches: Any, state_slot: int, carried: Any) -> None:
+        """Gives a request what `carry_out` copied from one with the same tokens."""
+
     def forward(self, batch: RowBatch, caches: Any) -> torch.Tensor:
         """Hidden states [T, ...] after the last layer; writes the rows into the caches."""
 

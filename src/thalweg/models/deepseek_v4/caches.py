@@ -35,6 +35,31 @@ def allocate(
     return [_layer(config, ratio, pool, kv_layout, device) for ratio in ratios]
 
 
+def carry_out(caches: list[LayerCaches], state_slot: int) -> list[torch.Tensor]:
+    """What a request carries at a 256-token boundary: of every c4 compressor, the [0, d) half of the four rows before it.
+
+    Nothing else is open there: c128 windows are complete, and the other half of those rows went into the last entry.
+    """
+    return [rows.clone() for rows in _open_rows(caches, state_slot)]
+
+
+def carry_in(caches: list[LayerCaches], state_slot: int, carried: list[torch.Tensor]) -> None:
+    """Writes what `carry_out` copied into the state of a request that goes on behind the same tokens."""
+    for rows, copy in zip(_open_rows(caches, state_slot), carried, strict=True):
+        rows.copy_(copy)
+
+
+def _open_rows(caches: list[LayerCaches], state_slot: int) -> list[torch.Tensor]:
+    states = [
+        state
+        for layer in caches
+        if layer.index_state is not None
+        for state in (layer.compressed_state, layer.index_state)
+    ]
+    # Rows lie at position modulo 8: the four before a multiple of 256 are 4 to 7.
+    return [state[state_slot, 4:, :, : state.shape[-1] // 2] for state in states if state is not None]
+
+
 def page_slots(ratio: int) -> int:
     """Compressed entries in a logical page: 64 for c4, 2 for c128."""
     return sizes.LOGICAL_PAGE_TOKENS // ratio

@@ -8,7 +8,7 @@ from thalweg.layouts.sizes import INDEX_DIM, LATENT_DIM
 from thalweg.models.batch import RowBatch
 from thalweg.models.config_deepseek_v4 import DeepseekV4Config
 from thalweg.models.deepseek_v4.block import Block, run_blocks
-from thalweg.models.deepseek_v4.caches import KV_LAYOUTS, LayerCaches, allocate, pool_bytes
+from thalweg.models.deepseek_v4.caches import KV_LAYOUTS, LayerCaches, allocate, carry_in, carry_out, pool_bytes
 from thalweg.models.deepseek_v4.step import Step
 from thalweg.models.interface import PoolSizes
 from thalweg.models.linear import Linear, Weights
@@ -92,6 +92,14 @@ class DeepseekV4Model:
     def allocate(self, pool: PoolSizes, kv_layout: str = "v4") -> list[LayerCaches]:
         """Zeroed caches of every layer on the model's device; kv_layout `v4` (with `index_fp8`) or `exact`."""
         return allocate(self.config, pool, kv_layout, self.device, num_mtp=len(self.mtp))
+
+    def carry_out(self, caches: list[LayerCaches], state_slot: int) -> list[torch.Tensor]:
+        """A copy of a request's compressor rows that a 256-token boundary leaves open: the four c4 rows before it."""
+        return carry_out(caches, state_slot)
+
+    def carry_in(self, caches: list[LayerCaches], state_slot: int, carried: list[torch.Tensor]) -> None:
+        """Gives a request, at that boundary, the rows that `carry_out` copied."""
+        carry_in(caches, state_slot, carried)
 
     def forward(self, batch: RowBatch, caches: list[LayerCaches]) -> torch.Tensor:
         """The residual streams [T, n, D] after the last layer; writes the rows into the caches."""

@@ -76,6 +76,12 @@ class MlaModel:
         """Zeroed caches of every layer on the model's device; kv_layout `mla_bf16` or `exact`."""
         return allocate(self.config, pool.pages, kv_layout, self.device)
 
+    def carry_out(self, caches: list[torch.Tensor], state_slot: int) -> None:
+        """Nothing: everything a request has is in its pages."""
+
+    def carry_in(self, caches: list[torch.Tensor], state_slot: int, carried: None) -> None:
+        """Nothing to give."""
+
     def forward(self, batch: RowBatch, caches: list[torch.Tensor]) -> torch.Tensor:
         """Hidden states [T, D] after the last layer, before the last norm; writes the rows into the caches."""
         x = functional.embedding(batch.tokens, self.embedding)
