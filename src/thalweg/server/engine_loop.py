@@ -94,13 +94,19 @@ class EngineLoop:
 
     def run(self) -> None:
         """Until Shutdown."""
-        while True:
-            for message in self.connection.receive(wait=not self.engine.busy):
-                if isinstance(message, Shutdown):
-                    return
-                self._take(message)
-            outputs = self.engine.step() if self.engine.busy else []
-            self.connection.send(Step([_tokens(output) for output in outputs], report(self.engine)))
+        while self.turn():
+            pass
+
+    def turn(self) -> bool:
+        """Takes the messages that have come (one at least, where there is nothing to compute), and then one step; False
+        after Shutdown."""
+        for message in self.connection.receive(wait=not self.engine.busy):
+            if isinstance(message, Shutdown):
+                return False
+            self._take(message)
+        outputs = self.engine.step() if self.engine.busy else []
+        self.connection.send(Step([_tokens(output) for output in outputs], report(self.engine)))
+        return True
 
     def _take(self, message: ToEngine) -> None:
         match message:
