@@ -108,9 +108,9 @@ def serving(*options: str) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it as it was."""
-    with serving() as running:
+    with serving("--profile-folder", str(tmp_path_factory.mktemp("profiles"))) as running:
         yield running
 
 

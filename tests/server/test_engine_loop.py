@@ -59,7 +59,9 @@ def loop(tiny: Model) -> Iterator[Loop]:
 
 
 def submit(id: str, *prompts: list[int], max_tokens: int = 100) -> Submit:
-    return Submit(id, list(prompts), [Sequence(f"{id}-{i}", i, Params(max_tokens=max_tokens)) for i in range(len(prompts))])
+    return Submit(
+        id, list(prompts), [Sequence(f"{id}-{i}", i, Params(max_tokens=max_tokens)) for i in range(len(prompts))]
+    )
 
 
 def test_a_cancelled_sequence_has_no_page_after_the_next_step(loop: Loop) -> None:

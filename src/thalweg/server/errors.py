@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 
-_BRANCH = re.compile(r"str$|constrained-|list\[")  # what the schema adds to a path to say which type it tried
+_KEY = re.compile(r"(?!str$)\w+")  # and not what the schema adds to a path to say which type it tried
 REFUSED = "refused"
 """Type of the schema's errors whose message is the whole message."""
 
@@ -96,5 +96,5 @@ def _invalid(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     messages = dict.fromkeys(error["msg"] for error in errors if param in error["loc"])
     value = first.get("input")
     given = f" ({value!r} was given)" if isinstance(value, str | int | float) and len(repr(value)) <= 80 else ""
-    where = ".".join(str(part) for part in path if not _BRANCH.match(str(part)))
+    where = ".".join(str(part) for part in path if _KEY.fullmatch(str(part)))
     return ApiError(f"{where}: {', or '.join(messages)}{given}", param=param)

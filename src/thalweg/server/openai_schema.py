@@ -6,7 +6,8 @@ A parameter that is not served is an error unless its value asks for nothing. Ra
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from thalweg.engine.params import MAX_LOGPROBS, Params, Sampling
 from thalweg.server.errors import refused
@@ -14,6 +15,18 @@ from thalweg.server.errors import refused
 MAX_CHOICES = 128
 _MAX_STOP = 16
 _SEEDS = 2**64  # what torch's generators take
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("text", "Text with half a surrogate pair is no Unicode") from error
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+_Stop = Annotated[str, StringConstraints(min_length=1), AfterValidator(_encodable)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -51,16 +64,12 @@ class StreamOptions(_Strict):
 
 
 class _Request(_Strict):
-    model: str
+    model: _Text
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: (
-        Annotated[str, StringConstraints(min_length=1)]
-        | Annotated[list[Annotated[str, StringConstraints(min_length=1)]], Field(max_length=_MAX_STOP)]
-        | None
-    ) = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOP)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[_Number, Field(ge=0)] | None = None
     top_p: Annotated[_Number, Field(gt=0, le=1)] | None = None
@@ -116,7 +125,7 @@ class _Request(_Strict):
 class CompletionRequest(_Request):
     """Prompts: a string, token ids, or a list of either. max_tokens is 16 unless given, as in OpenAI's API."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: _Text | list[_Text] | list[int] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
 
@@ -144,15 +153,15 @@ class TextPart(_Strict):
     """A piece of a message."""
 
     type: Literal["text"]
-    text: str
+    text: _Text
 
 
 class Message(_Strict):
     """One turn. A content in parts is joined."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    content: _Text | list[TextPart] | None = None
+    name: _Text | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "Message":
