@@ -162,3 +162,19 @@ def test_what_the_engine_cannot_load_is_one_line(tmp_path: Path) -> None:
     folder = shutil.copytree(TINY, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
     assert "the chat template is refused" in refused("--model", str(folder))
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"], capture_output=True, text=True
+    )
+
+
+def test_the_http_process_needs_no_torch() -> None:
+    assert python("import thalweg.server.run; print('torch' in sys.modules)").stdout == "False\n"
+
+
+def test_without_the_extra_the_verb_says_what_to_install() -> None:
+    done = python("sys.modules['fastapi'] = None; from thalweg.cli import main; sys.exit(main(['serve']))")
+    assert done.returncode == 2
+    assert done.stderr == "thalweg serve: fastapi is not installed; run: pip install 'thalweg[serve]'\n"
