@@ -3,7 +3,9 @@
     python benchmarks/serving.py [--streams 1 16] [--tokens 64] [--rounds 3] [--json FILE]
 
 The same prompts and greedy tokens on either side, one side after the other in every round, so that drift of the machine
-meets both; the texts must be equal, or nothing is recorded. Medians over rounds. The client is one thread of this
+meets both; the texts must be equal, or nothing is recorded. Medians over rounds. Two processes that run the same engine
+differ by some percent, so the share of the time that each engine spends in steps is given too: what is left is what the
+side adds. The client is one thread of this
 process, which shares the machine with the server: on few cores that is part of what is measured.
 """
 
@@ -37,9 +39,12 @@ TEXT = "The river carries what the rain brings, and the bed keeps what the river
 
 @dataclass
 class Round:
-    """One side's round: seconds from the first submission to the last token, to each stream's first, and the texts."""
+    """One side's round: seconds from the first submission to the last token, seconds of them that the engine spent in
+    steps, and in those that read prompts; seconds to each stream's first token, and the texts."""
 
     seconds: float
+    stepping: float
+    reading: float
     first: list[float]
     texts: list[str]
 
@@ -90,6 +95,7 @@ def start_server(most: int) -> tuple[subprocess.Popen[str], str]:
 
 def run_engine(engine: Engine, prompts: list[str], tokens: int) -> Round:
     texts, first = dict.fromkeys(map(str, range(len(prompts))), ""), {}
+    before = stepping(engine)
     began = time.perf_counter()
     for name, prompt in zip(texts, prompts, strict=True):
         engine.add(name, engine.text.encode(prompt), Params(max_tokens=tokens, ignore_eos=True))
@@ -97,16 +103,31 @@ def run_engine(engine: Engine, prompts: list[str], tokens: int) -> Round:
         for output in engine.step():
             first.setdefault(output.request_id, time.perf_counter() - began)
             texts[output.request_id] += output.text
-    return Round(time.perf_counter() - began, list(first.values()), list(texts.values()))
+    seconds = time.perf_counter() - began
+    reading, decoding = (after - start for after, start in zip(stepping(engine), before, strict=True))
+    return Round(seconds, reading + decoding, reading, list(first.values()), list(texts.values()))
+
+
+def stepping(engine: Engine) -> tuple[float, float]:
+    return engine.stats.prefill.seconds, engine.stats.decode.seconds
 
 
 async def run_http(url: str, prompts: list[str], tokens: int) -> Round:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        await client.get("/health")
+        before = await server_stepping(client)
         began = time.perf_counter()
         answers = await asyncio.gather(*(stream(client, prompt, tokens, began) for prompt in prompts))
-        return Round(time.perf_counter() - began, [first for first, _ in answers], [text for _, text in answers])
+        seconds = time.perf_counter() - began
+        reading, decoding = (after - start for after, start in zip(await server_stepping(client), before, strict=True))
+        return Round(
+            seconds, reading + decoding, reading, [first for first, _ in answers], [text for _, text in answers]
+        )
+
+
+async def server_stepping(client: httpx.AsyncClient) -> tuple[float, float]:
+    report = (await client.get("/server_info")).json()["engine"]["report"]
+    return report["prefill"]["seconds"], report["decode"]["seconds"]
 
 
 async def stream(client: httpx.AsyncClient, prompt: str, tokens: int, began: float) -> tuple[float, str]:
@@ -129,7 +150,14 @@ async def stream(client: httpx.AsyncClient, prompt: str, tokens: int, began: flo
 def report(options: argparse.Namespace, streams: int, side: str, rounds: list[Round]) -> None:
     rate = statistics.median(streams * options.tokens / round.seconds for round in rounds)
     first = statistics.median(first for round in rounds for first in round.first) * 1e3
-    print(f"{side:<6} {streams:>3} streams: {rate:8.1f} tok/s, first token after {first:8.1f} ms (median)")
+    share = statistics.median(round.stepping / round.seconds for round in rounds)
+    print(
+        f"{side:<6} {streams:>3} streams: {rate:7.1f} tok/s, first token after {first:7.1f} ms (median), "
+        f"{100 * share:.1f}% of the time in steps"
+    )
+    if streams == 1:  # with more, a stream waits for the others' steps
+        outside = statistics.median(round.first[0] - round.reading for round in rounds) * 1e3
+        print(f"{side:<6}             {outside:.1f} ms of the first token's are no step")
     if options.json is None:
         return
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
@@ -139,6 +167,7 @@ def report(options: argparse.Namespace, streams: int, side: str, rounds: list[Ro
         "case": {"streams": streams, "tokens": options.tokens, "rounds": options.rounds, "model": TINY.name},
         "tokens_per_second": round(rate, 2),
         "first_token_ms": round(first, 2),
+        "share_in_steps": round(share, 4),
         "ok": True,
         "commit": commit.stdout.strip(),
         "cpu": cpu_name(),

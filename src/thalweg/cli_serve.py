@@ -22,7 +22,7 @@ def add(verbs: Any) -> None:
     option("--kv-tokens", type=int, default=65_536, help="size of the cache pool in tokens (default %(default)s)")
     option("--kv-layout", help="byte layout of the cache (default: the one the GPU path uses)")
     option("--max-requests", type=int, default=16, help="sequences that run at once (default %(default)s)")
-    option("--chunk-tokens", type=int, default=256, help="rows of a step at most (default %(default)s)")
+    option("--chunk-tokens", type=int, default=256, help="rows of a step that reads prompts (default %(default)s)")
     option("--no-prefix-reuse", action="store_true", help="compute every prompt anew")
     option("--device", help="cpu or cuda (default: cuda if there is one, else cpu)")
     option("--dtype", choices=("float32", "bfloat16"), help="default: float32 on the CPU, else bfloat16")
