@@ -37,11 +37,12 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     # Imported here: `thalweg --version` and later verbs need no torch.
-    from thalweg import cli_explain, cli_generate
+    from thalweg import cli_explain, cli_generate, cli_serve
 
     parser = _Parser(prog="thalweg", description="Long-context serving of sparse-attention models.")
     parser.add_argument("--version", action="version", version=f"thalweg {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     cli_generate.add(verbs)
+    cli_serve.add(verbs)
     cli_explain.add(verbs)
     return parser

@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from thalweg.cli_device import named_device
 from thalweg.cli_streams import write
 
 
@@ -22,8 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from thalweg import ops
+    from thalweg.engine.device import choose_device
 
-    device = named_device(arguments.device)
+    device = choose_device(arguments.device)
     choices = ops.explain(device)
     if arguments.json:
         write(json.dumps([asdict(choice) for choice in choices], indent=1) + "\n")

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg.cli_device import named_device
 from thalweg.cli_streams import write
 from thalweg.errors import UserError
 
@@ -42,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Streams the text to stdout; everything else goes to stderr."""
     import torch
 
+    from thalweg.engine.device import choose_device, choose_dtype
     from thalweg.engine.engine import Engine, check_request
     from thalweg.engine.params import Params, Sampling
     from thalweg.engine.pools import CacheSettings, check_settings
@@ -54,11 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk_tokens < 1:
         raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
     prompt_text = _prompt(arguments)
-    device = named_device(arguments.device)
-    on_cpu = device.type == "cpu"
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else torch.float32 if on_cpu else torch.bfloat16
+    device = choose_device(arguments.device)
+    dtype = choose_dtype(arguments.dtype, device)
     folder = arguments.model or TINY
-    batch_invariant = on_cpu and dtype == torch.float32
+    batch_invariant = device.type == "cpu" and dtype == torch.float32
     # Everything that can be refused is, before the weights are read: that may take minutes.
     config = read_config(folder)
     text = Text(folder, config.bos_token_id)

@@ -1,14 +1,12 @@
-"""The --device option, the same for every verb."""
+"""The device that an option names, and the number format that suits it."""
 
-from typing import Any
+import torch
 
 from thalweg.errors import UserError
 
 
-def named_device(name: str | None) -> Any:
-    """The torch.device called `name`; None: the CUDA device if there is one, else the CPU. Raises UserError for another."""
-    import torch
-
+def choose_device(name: str | None) -> torch.device:
+    """The device of that name; without one, cuda if there is any, else cpu. Raises UserError."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -23,3 +21,12 @@ def named_device(name: str | None) -> Any:
             + "".join(f", cuda:{number}" for number in range(torch.cuda.device_count()))
         )
     return device
+
+
+def choose_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    """The activations' type of that name (float32 or bfloat16); without one, float32 on the CPU, else bfloat16."""
+    if name is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in ("float32", "bfloat16"):
+        raise UserError(f"dtype {name}: possible are float32 and bfloat16")
+    return getattr(torch, name)
