@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from thalweg.errors import UserError
-from thalweg.server.errors import ApiError, engine_died, unavailable
+from thalweg.server.errors import ApiError, engine_died, failed, unavailable
 from thalweg.server.messages import (
     LENGTH_BYTES,
     Accepted,
@@ -178,6 +178,12 @@ class EngineClient:
                     stream = self._streams.get(tokens.id)
                     if stream is None:
                         continue  # cancelled while the step ran
+                    if tokens.error is not None:
+                        del self._streams[tokens.id]
+                        self.metrics.finished("error", 1)
+                        self._cancel(stream, stream.ids)  # its other sequences: one answer, one error
+                        stream.put(failed(tokens.error))
+                        continue
                     self.metrics.tokens(tokens, stream)
                     stream.put(tokens)
                     if tokens.finish is not None:

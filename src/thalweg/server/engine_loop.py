@@ -165,6 +165,7 @@ def _tokens(output: Output) -> Tokens:
         output.prompt_tokens,
         output.output_tokens,
         output.cached_tokens,
+        output.error,
     )
 
 

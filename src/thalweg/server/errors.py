@@ -60,6 +60,11 @@ def engine_died() -> ApiError:
     return ApiError(message, status=500, type="server_error", code="engine_died", headers=headers)
 
 
+def failed(message: str) -> ApiError:
+    """500 for a request that the model could not compute; others go on."""
+    return ApiError(message, status=500, type="server_error", code="request_failed")
+
+
 def install(app: FastAPI) -> None:
     """Every error of the application in this shape: ours, the schema's, unknown paths and methods, and bugs."""
 

@@ -123,7 +123,8 @@ class Token(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """What a step gave one sequence. finish: "stop" or "length" at its end; output_tokens counts from its beginning."""
+    """What a step gave one sequence. finish: "stop" or "length" at its end, or "error", and error then says what went wrong
+    with this sequence alone; output_tokens counts from its beginning."""
 
     id: str
     tokens: list[Token]
@@ -132,6 +133,7 @@ class Tokens(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    error: str | None = None
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
