@@ -7,16 +7,13 @@ same tokens and the same counts of work, or nothing is recorded.
 """
 
 import argparse
-import datetime
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import torch
+from stamp import stamp  # beside this file
 
 from thalweg.engine.engine import Engine
 from thalweg.engine.params import Params
@@ -67,7 +64,6 @@ def main() -> int:
 
 
 def record(options: argparse.Namespace, ceiling: int, median: float) -> dict:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     return {
         "bench": "ceiling",
         "op": "step",
@@ -75,21 +71,8 @@ def record(options: argparse.Namespace, ceiling: int, median: float) -> dict:
         "case": {"streams": 1, "context": options.context, "ceiling": ceiling, "layers": 4},
         "us": round(median, 1),
         "ok": True,
-        "commit": commit.stdout.strip(),
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-        "command": "python " + " ".join(sys.argv),
+        **stamp(),
     }
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":

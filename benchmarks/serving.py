@@ -11,10 +11,7 @@ process, which shares the machine with the server: on few cores that is part of 
 
 import argparse
 import asyncio
-import datetime
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
@@ -25,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
+from stamp import stamp  # beside this file
 
 from thalweg.engine.engine import Engine
 from thalweg.engine.params import Params
@@ -160,7 +157,6 @@ def report(options: argparse.Namespace, streams: int, side: str, rounds: list[Ro
         print(f"{side:<6}             {outside:.1f} ms of the first token's are no step")
     if options.json is None:
         return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
     record = {
         "bench": "serving",
         "impl": side,
@@ -169,24 +165,10 @@ def report(options: argparse.Namespace, streams: int, side: str, rounds: list[Ro
         "first_token_ms": round(first, 2),
         "share_in_steps": round(share, 4),
         "ok": True,
-        "commit": commit.stdout.strip(),
-        "cpu": cpu_name(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-        "command": "python " + " ".join(sys.argv),
+        **stamp(),
     }
     with options.json.open("a") as file:
         file.write(json.dumps(record) + "\n")
-
-
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
 
 
 if __name__ == "__main__":
