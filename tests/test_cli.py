@@ -228,3 +228,17 @@ def test_the_version_needs_no_torch() -> None:
     code = "import sys, thalweg.cli as c\ntry: c.main(['--version'])\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["thalweg", "0.1.0", "False"]
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")]
+)
+def test_idle_threads_sleep_unless_the_environment_says_otherwise(given: dict[str, str], spins: str | None) -> None:
+    """Set before torch is imported: the OpenMP library reads it then."""
+    code = (
+        "import sys, os, thalweg.cli as c\ntry: c.main(['--version'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\nprint(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split()[-1] == str(spins)
