@@ -187,7 +187,7 @@ def test_impossible_options(capsys: pytest.CaptureFixture[str], argv: list[str],
         (["write"], "thalweg: argument VERB: invalid choice: 'write'"),
         (["generate", "--max-tokens", "many", "x"], "thalweg generate: argument --max-tokens: invalid int value"),
         (["generate", "--dtype", "float16", "x"], "thalweg generate: argument --dtype: invalid choice: 'float16'"),
-        (["explain", "--quick"], "thalweg: unrecognized arguments: --quick"),
+        (["explain", "--quick"], "thalweg generate: unknown option --quick"),
     ],
 )
 def test_a_mistake_among_the_options_is_one_line(
@@ -242,3 +242,24 @@ def test_idle_threads_sleep_unless_the_environment_says_otherwise(given: dict[st
     environment = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")} | given
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split()[-1] == str(spins)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["generate", "--temprature", "1", "x"],
+            "thalweg generate: unknown option --temprature; did you mean --temperature?",
+        ),
+        (["serve", "--prt=1"], "thalweg serve: unknown option --prt; did you mean --port?"),
+        (["explain", "--zzz"], "thalweg explain: unknown option --zzz (see thalweg explain --help)"),
+        (["generate", "x", "y"], "thalweg generate: unexpected argument 'y'"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_one_that_was_meant(
+    capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and message in error and error.count("\n") == 1

@@ -1,6 +1,7 @@
 """The command line: verbs only. A person's mistake is one line on stderr and exit code 2."""
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit code: 0, 2 for a mistake, 130 after Ctrl-C."""
     cli_streams.open_missing_stderr()
     _let_idle_threads_sleep()
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.exit(
+            2, f"thalweg {arguments.verb}: {_unknown(unknown, arguments)} (see thalweg {arguments.verb} --help)\n"
+        )
     try:
         cli_streams.check_stdout()
         return arguments.run(arguments)
@@ -38,6 +44,16 @@ def _let_idle_threads_sleep() -> None:
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+def _unknown(unknown: list[str], arguments: argparse.Namespace) -> str:
+    """What is wrong with the arguments that no option took; the likely cause is a misspelt option."""
+    options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if not options:
+        return f"unexpected argument {unknown[0]!r}"
+    known = [f"--{name.replace('_', '-')}" for name in vars(arguments)]
+    near = difflib.get_close_matches(options[0], known, n=1)
+    return f"unknown option {options[0]}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from thalweg.errors import UserError
+from thalweg.models.config import read_config
 
 _EXTRA = {"fastapi", "jinja2", "msgspec", "prometheus_client", "pydantic", "starlette", "uvicorn"}
 
@@ -42,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{error.name} is not installed; run: pip install 'thalweg[serve]'") from None
     if not 0 <= arguments.drain_seconds < float("inf"):
         raise UserError(f"drain-seconds is {arguments.drain_seconds}; possible is 0 or more")
+    if arguments.model is not None:
+        read_config(arguments.model)  # before anything is bound or loaded
     engine = EngineSettings(
         model=arguments.model,
         context_length=arguments.context_length,

@@ -193,7 +193,7 @@ def check_request(prompt: Sequence[int], params: Params, context_length: int, vo
     if len(prompt) + params.max_tokens > context_length:
         raise UserError(
             f"a prompt of {len(prompt):,} tokens and {params.max_tokens:,} new ones exceed the context length "
-            f"{context_length:,}: shorten the prompt, lower max-tokens, or raise --context-length"
+            f"{context_length:,}: shorten the prompt or ask for fewer new tokens"
         )
     for name, tokens in (("the prompt", prompt), ("stop-token-ids", params.stop_token_ids)):
         wrong = [token for token in tokens if not 0 <= token < vocabulary]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import signal
@@ -119,6 +120,9 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} of {host} is in use; give another with --port (0: a free one)") from None
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        raise UserError(f"cannot listen on {host} port {port}: {reason}") from None
     listener.setblocking(False)
     return listener
