@@ -187,7 +187,7 @@ def test_impossible_options(capsys: pytest.CaptureFixture[str], argv: list[str],
         (["write"], "thalweg: argument VERB: invalid choice: 'write'"),
         (["generate", "--max-tokens", "many", "x"], "thalweg generate: argument --max-tokens: invalid int value"),
         (["generate", "--dtype", "float16", "x"], "thalweg generate: argument --dtype: invalid choice: 'float16'"),
-        (["explain", "--quick"], "thalweg generate: unknown option --quick"),
+        (["explain", "--quick"], "thalweg explain: unknown option --quick"),
     ],
 )
 def test_a_mistake_among_the_options_is_one_line(
