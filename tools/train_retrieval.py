@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -36,8 +37,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, required=True, help="folder for the model, the state, the log and retrieval.json")
     add("--init", type=Path, default=TINY, help="the checkpoint to begin with (default: the bundled one)")
     add("--total-steps", type=int, help="steps of the whole run, resumed parts included")
-    add("--minutes", type=float, default=8.0, help="stop and save in time, counted from the start (default %(default)s)")
-    add("--resume", type=Path, metavar="STATE", help="go on from the state folder of an earlier run of the same settings")
+    add(
+        "--minutes", type=float, default=8.0, help="stop and save in time, counted from the start (default %(default)s)"
+    )
+    add(
+        "--resume",
+        type=Path,
+        metavar="STATE",
+        help="go on from the state folder of an earlier run of the same settings",
+    )
     add("--smoke", action="store_true", help="instead: memory and speed of a few steps of every length")
     add("--evaluate", type=Path, metavar="MODEL", help="instead: values found by a saved model, by distance")
     add("--documents", type=int, default=200, help="with --evaluate: documents of each distance (default %(default)s)")
@@ -85,7 +93,7 @@ def speeds(trainer: RetrievalTrainer, steps: int) -> None:
     total, schedule = trainer.settings.total_steps, trainer.schedule
     borders = [int(part * total) for part, _ in schedule.lengths] + [total]
     mean = 0.0
-    for first, end in zip(borders[:-1], borders[1:], strict=True):
+    for first, end in pairwise(borders):
         if trainer.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         for count in (2, steps):

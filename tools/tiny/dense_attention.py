@@ -220,7 +220,15 @@ class Attention(nn.Module):
             rows = slice(start, min(start + size, time))
             near = kv[:, start : start + window + -(-(rows.stop - start) // window) * window]
             queries = (index[0][:, rows], index[1][:, rows], index[2]) if index is not None else None
-            arguments = (start, q[:, rows], near, entries, queries, hidden[:, rows] if hidden is not None else None, mode)
+            arguments = (
+                start,
+                q[:, rows],
+                near,
+                entries,
+                queries,
+                hidden[:, rows] if hidden is not None else None,
+                mode,
+            )
             if size < time and torch.is_grad_enabled():
                 out, loss = checkpoint(self._rows, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:

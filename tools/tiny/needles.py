@@ -15,7 +15,7 @@ SHORTEST = 64  # distance in bytes from the line's begin to the question's
 TOKENS_PER_QUESTION = 128  # a document of so many tokens asks one question; the half of it is lines
 MOST_QUESTIONS = 64
 UNASKED = 4  # lines in every document that nobody asks for
-EVALUATION_OFFSETS = 256  # before the line stand 0 to 255 bytes more than SPAN_BYTES * UNASKED, at random
+EVALUATION_OFFSETS = 256  # in front of the line stand so many different numbers of bytes
 ANSWER = 1 + QUESTION_BYTES  # where in a span, that begins with a line break, the value begins
 
 
@@ -33,9 +33,10 @@ class NeedleBatch:
     question_lines: Tensor
 
     def to(self, device: torch.device) -> "NeedleBatch":
-        return NeedleBatch(
-            *(t.to(device, non_blocking=True) for t in (self.ids, self.answers, self.unknown, self.question_lines))
-        )
+        parts = (self.ids, self.answers, self.unknown, self.question_lines)
+        if device.type == "cuda":  # from pinned memory the copy does not wait for the steps under way
+            parts = tuple(part.pin_memory() for part in parts)
+        return NeedleBatch(*(part.to(device, non_blocking=True) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -50,18 +51,18 @@ class Document:
 def training_document(haystack: bytes, size: int, generator: random.Random) -> Document:
     """A document of `size` bytes with as many questions as fit, up to one per TOKENS_PER_QUESTION and MOST_QUESTIONS.
 
-    Each asks for another line, log-uniformly SHORTEST to size - SPAN_BYTES bytes before it, and each value is there to be
-    read in that line alone. haystack: at least `size` bytes.
+    Each asks for another line, log-uniformly SHORTEST to size - SPAN_BYTES - 1 bytes before it, and each value is there to be
+    read in that line alone. haystack: at least `size` bytes, of which the first stays the first.
     """
     wanted = min(size // TOKENS_PER_QUESTION, MOST_QUESTIONS)
     needles = draw(generator, wanted + UNASKED, reserved=False)
     spans: dict[int, bytes] = {}
     lines, questions = [], {}
-    longest = size - SPAN_BYTES
+    longest = size - SPAN_BYTES - 1
     for needle in needles[:wanted]:
         for _ in range(20):
             distance = log_uniform(generator, SHORTEST, longest)
-            line = generator.randrange(0, longest - distance + 1)
+            line = generator.randrange(1, longest - distance + 2)
             question = line + distance
             if all(abs(place - taken) >= SPAN_BYTES for taken in spans for place in (line, question)):
                 spans[line] = spans[question] = needle.span
@@ -69,7 +70,7 @@ def training_document(haystack: bytes, size: int, generator: random.Random) -> D
                 questions[question] = line
                 break
     for needle in needles[wanted:]:
-        place = free_place(generator, list(spans), 0, longest + 1)
+        place = free_place(generator, list(spans), 1, longest + 2)
         if place is not None:
             spans[place] = needle.span
             lines.append(place)
@@ -79,12 +80,12 @@ def training_document(haystack: bytes, size: int, generator: random.Random) -> D
 def evaluation_document(haystack: bytes, distance: int, generator: random.Random) -> Document:
     """A document that ends with the one question, `distance` bytes after the line it asks for; keys kept from training."""
     asked, *others = draw(generator, 1 + UNASKED, reserved=True)
-    line = UNASKED * SPAN_BYTES + generator.randrange(EVALUATION_OFFSETS)
+    line = 1 + UNASKED * SPAN_BYTES + generator.randrange(EVALUATION_OFFSETS)
     question = line + distance
     spans = {line: asked.span, question: asked.span}
     lines = [line]
     for other in others:
-        place = free_place(generator, list(spans), 0, question)
+        place = free_place(generator, list(spans), 1, question)
         if place is not None:
             spans[place] = other.span
             lines.append(place)
@@ -106,7 +107,9 @@ class NeedleStream:
     def training_batch(self, seed: int, step: int, rows: int, length: int) -> NeedleBatch:
         """Training documents, [rows, length]."""
         generator = random.Random(f"train {seed} {step}")
-        return self._batch([training_document(self._haystack(generator, length), length, generator) for _ in range(rows)])
+        return self._batch(
+            [training_document(self._haystack(generator, length), length, generator) for _ in range(rows)]
+        )
 
     def evaluation_batch(self, seed: int, first: int, rows: int, distance: int) -> NeedleBatch:
         """Evaluation documents first .. first + rows - 1 of a distance, padded at their ends to the longest."""
@@ -119,7 +122,7 @@ class NeedleStream:
 
     def _haystack(self, generator: random.Random, size: int) -> bytes:
         start = generator.randrange(len(self.content) - size)
-        return self.content[start : start + size].tobytes()
+        return bytes([SEPARATOR_BYTE]) + self.content[start : start + size].tobytes()
 
     def _batch(self, documents: list[Document]) -> NeedleBatch:
         length = max(len(document.content) for document in documents)
@@ -138,4 +141,4 @@ class NeedleStream:
 
 def evaluation_length(distance: int) -> int:
     """Bytes of the longest evaluation document of a distance."""
-    return UNASKED * SPAN_BYTES + EVALUATION_OFFSETS + distance + SPAN_BYTES
+    return 1 + UNASKED * SPAN_BYTES + EVALUATION_OFFSETS + distance + SPAN_BYTES

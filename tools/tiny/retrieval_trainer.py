@@ -1,5 +1,6 @@
 """Continued training of a checkpoint on documents with planted lines, mixed with ordinary text."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class RetrievalSettings(Settings):
     """Choices of a run; written beside its log."""
 
     needle_documents: int = 64  # of each distance in an evaluation during training
-    needle_distances: tuple[int, ...] = DISTANCES
+    needle_distances: tuple[int, ...] = (256, 512, *DISTANCES)
 
 
 class RetrievalTrainer(Trainer):
@@ -85,9 +86,10 @@ class RetrievalTrainer(Trainer):
         return total, {name: value.detach() for name, value in parts.items()}, output.expert_loads
 
     def quick_evaluation(self) -> dict[str, float]:
-        """Also values found at the distances that the present length holds, with the indexer's choice."""
+        """Also values found with the indexer's choice: at the distances that the present length holds, at last at all."""
         result = super().quick_evaluation()
-        longest = self.schedule.length(min(self.step, self.settings.total_steps - 1))
+        ended = self.step >= self.settings.total_steps
+        longest = math.inf if ended else self.schedule.length(self.step)
         self.model.eval()
         with Fusible.plain_only():
             for distance in self.settings.needle_distances:

@@ -68,8 +68,9 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Goes on from a saved state of the same settings."""
         progress = load_state(self.model, self.optimiser, folder)
-        if progress["settings"] != asdict(self.settings):
-            raise ValueError(f"the saved run has other settings: {progress['settings']}, not {asdict(self.settings)}")
+        settings = json.loads(json.dumps(asdict(self.settings)))  # as the file has them: lists for tuples
+        if progress["settings"] != settings:
+            raise ValueError(f"the saved run has other settings: {progress['settings']}, not {settings}")
         self.step, self.seconds = progress["step"], progress["seconds"]
 
     def save(self, out: Path) -> None:

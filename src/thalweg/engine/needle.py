@@ -24,6 +24,7 @@ WORDS = (
 DIGITS = 5
 QUESTION_BYTES = len("The code of amber-river is ")
 SPAN_BYTES = QUESTION_BYTES + DIGITS + len("\n.\n")
+ANSWER_TOKENS = 2 * DIGITS  # no tokenizer needs more for a value and its full stop
 _DISTRACTORS = 3
 _BEFORE = 256  # bytes of text in front of the first line that can be asked for, where the text is our own
 
