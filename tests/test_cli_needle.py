@@ -1,4 +1,4 @@
-"""`thalweg generate --needle N`: a question whose answer stands N bytes back, and a verdict. Whether the model knows is not asked."""
+"""`thalweg generate --needle N`: a question whose answer stands N bytes back, and a verdict, right or wrong."""
 
 import re
 

@@ -10,7 +10,7 @@ from zlib import crc32
 from thalweg.errors import UserError
 from thalweg.models.open import TINY
 
-WORDS = (
+_WORDS = (
     "acorn amber anvil apple arrow aspen atlas bacon badge baker basin beach birch blade bloom board bread brick "
     "brook brush cabin cable candy canoe cargo cedar chair chalk chart chess cider cliff clock cloud clove coast "
     "comet coral crane crown daisy delta dough draft drift eagle ember fable fence fiber field flame flint flute "
@@ -20,7 +20,8 @@ WORDS = (
     "pilot plant plaza plume polar prism quail radar raven ridge river robin rover sable salad scarf shell sheep "
     "shore slate snail solar spice spoon steam stone storm sugar table tempo thorn tiger torch tower trail tulip "
     "vapor vault wagon whale wheat yacht zebra"
-).split()
+)
+WORDS = tuple(_WORDS.split())
 DIGITS = 5
 QUESTION_BYTES = len("The code of amber-river is ")
 SPAN_BYTES = QUESTION_BYTES + DIGITS + len("\n.\n")
