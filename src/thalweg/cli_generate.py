@@ -33,6 +33,13 @@ def add(verbs: Any) -> None:
     parser.add_argument("--chunk-tokens", type=int, default=256, help="rows of a prefill step (default %(default)s)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one, else cpu)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: float32 on the CPU, else bfloat16")
+    parser.add_argument(
+        "--needle",
+        type=int,
+        metavar="N",
+        help="plant a code N bytes before a question about it, in the given text (neither prompt nor --file: in built-in "
+        "text), and say on stderr whether the answer is right; --seed draws the code",
+    )
     parser.add_argument("--stats", action="store_true", help="rates and work per step on stderr at the end")
     parser.set_defaults(run=run)
 
@@ -43,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from thalweg.engine.device import choose_device, choose_dtype
     from thalweg.engine.engine import Engine, check_request
+    from thalweg.engine.needle import ANSWER_TOKENS, plant
     from thalweg.engine.params import Params, Sampling
     from thalweg.engine.pools import CacheSettings, check_settings
     from thalweg.engine.text import Text
@@ -50,10 +58,15 @@ def run(arguments: argparse.Namespace) -> int:
     from thalweg.models.open import TINY, open_model
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, seed=arguments.seed)
-    params = Params(sampling, arguments.max_tokens)
+    params, needle = Params(sampling, arguments.max_tokens), None
     if arguments.chunk_tokens < 1:
         raise UserError(f"chunk-tokens is {arguments.chunk_tokens}; possible is 1 or more")
-    prompt_text = _prompt(arguments)
+    if arguments.needle is None:
+        prompt_text = _prompt(arguments)
+    else:
+        given = arguments.prompt is not None or arguments.file is not None
+        prompt_text, needle = plant(arguments.needle, arguments.seed, _prompt(arguments) if given else None)
+        params = Params(sampling, min(arguments.max_tokens, ANSWER_TOKENS), stop=(".",))
     device = choose_device(arguments.device)
     dtype = choose_dtype(arguments.dtype, device)
     folder = arguments.model or TINY
@@ -62,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(folder)
     text = Text(folder, config.bos_token_id)
     prompt = text.encode(prompt_text)
-    needed, ceiling = len(prompt) + arguments.max_tokens, config.max_position_embeddings
-    if arguments.context_length is None and arguments.max_tokens > 0 and needed > ceiling:
+    needed, ceiling = len(prompt) + params.max_tokens, config.max_position_embeddings
+    if arguments.context_length is None and needed > ceiling:
         raise UserError(
-            f"a prompt of {len(prompt):,} tokens and {arguments.max_tokens:,} new ones exceed this model's {ceiling:,}: "
+            f"a prompt of {len(prompt):,} tokens and {params.max_tokens:,} new ones exceed this model's {ceiling:,}: "
             "shorten the prompt or lower --max-tokens"
         )
     context_length = needed if arguments.context_length is None else arguments.context_length
@@ -77,7 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
     engine = Engine(model, text, settings, prefix_reuse=False)
     try:
-        _generate(engine, prompt, params)
+        answer = _generate(engine, prompt, params)
+        if needle is not None:
+            verdict = "right" if answer.strip() == needle.value else "wrong"
+            print(f"{verdict}: expected {needle.value!r}, given {answer!r}", file=sys.stderr)
     finally:
         # After Ctrl-C too: what was computed until then is what the person wants to see.
         if arguments.stats:
@@ -85,10 +101,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(engine: "Engine", prompt: list[int], params: "Params") -> None:
+def _generate(engine: "Engine", prompt: list[int], params: "Params") -> str:
+    """Writes the new text as it comes and returns it."""
     bar = ProgressBar("reading the prompt") if len(prompt) >= _PROGRESS_TOKENS and sys.stderr.isatty() else None
     request = engine.add("generate", prompt, params)
-    begun = False
+    pieces: list[str] = []
     try:
         while request.finish is None:
             if bar:
@@ -96,11 +113,12 @@ def _generate(engine: "Engine", prompt: list[int], params: "Params") -> None:
             for output in engine.step():
                 if output.error is not None:
                     raise UserError(output.error)
-                begun = True
+                pieces.append(output.text)
                 write(output.text)
     finally:
-        if begun:
+        if pieces:
             write("\n")
+    return "".join(pieces)
 
 
 def _prompt(arguments: argparse.Namespace) -> str:

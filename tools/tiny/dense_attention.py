@@ -1,7 +1,7 @@
 """Dense differentiable attention of DeepSeek-V4: window, compressed entries, sink, and the indexer's distillation.
 
 The window is computed in blocks of `sliding_window` queries against their own and the previous block, the compressed
-entries as [time, entries] with masks: nothing of size time x time is made.
+entries as [time, entries] with masks: nothing of size time x time is made. Mode.block_rows bounds the rest for long texts.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tools.tiny.dense_parts import (
     NEGATIVE,
@@ -30,12 +31,31 @@ class Mode:
 
     selection: "dense" attends to all visible entries, "indexer" to the index_topk with the highest index scores,
         "random" to as many chosen at random. quantise_cache: latent rows as the fp8 cache gives them back.
-    distil: also compute the indexer's distillation loss.
+    distil: also compute the indexer's distillation loss. coarse: HCA layers attend to their entries, not to the window
+        alone. block_rows: query rows whose products with entries exist at one time, a multiple of the window (0: all);
+        the backward pass computes them again.
     """
 
     selection: Literal["dense", "indexer", "random"] = "indexer"
     quantise_cache: bool = False
     distil: bool = False
+    coarse: bool = True
+    block_rows: int = 0
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Rows of a batch that training treats apart, bool [B, T] each.
+
+    answers: rows that predict what only a far entry tells; the indexer's loss on them counts as ANSWER_KL_WEIGHT times that on
+    all rows. no_coarse: rows that see no HCA entry, so that CSA layers must find what they need.
+    """
+
+    answers: Tensor
+    no_coarse: Tensor
+
+
+ANSWER_KL_WEIGHT = 1.0
 
 
 @Fusible
@@ -45,7 +65,7 @@ def combine_index_heads(products: Tensor, weights: Tensor) -> Tensor:
 
 
 class Indexer(nn.Module):
-    """Scores every compressed entry for every query: [B, T, D], [B, T, q rank] -> float32 [B, T, T // 4]."""
+    """Scores every compressed entry for every query."""
 
     def __init__(self, c: TinyConfig) -> None:
         super().__init__()
@@ -54,14 +74,18 @@ class Indexer(nn.Module):
         self.weights_proj = nn.Linear(c.hidden_size, c.index_n_heads, bias=False)
         self.compressor = Compressor(c, 4, c.index_head_dim)
 
-    def forward(self, x: Tensor, q_residual: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, time, _ = x.shape
+    def forward(self, x: Tensor, q_residual: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, T, h, d], their weights float32 [B, T, h] and keys [B, T // 4, d] of x [B, T, D], [B, T, q rank]."""
         heads, width = self.c.index_n_heads, self.c.index_head_dim
-        keys = self.compressor(x)
-        queries = rotate(self.wq_b(q_residual).view(batch, time, heads, width), cos[:, None], sin[:, None])
-        products = torch.matmul(queries.reshape(batch, time * heads, width), keys.transpose(1, 2))
+        queries = self.wq_b(q_residual).view(*x.shape[:2], heads, width)
         weights = self.weights_proj(x).float() * (heads**-0.5 * width**-0.5)
-        return combine_index_heads(products.view(batch, time, heads, -1), weights)
+        return rotate(queries, cos[:, None], sin[:, None]), weights, self.compressor(x)
+
+
+def index_scores(queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
+    """float32 [B, R, C] for queries [B, R, h, d], weights [B, R, h] and keys [B, C, d]."""
+    products = torch.matmul(queries.flatten(1, 2), keys.transpose(1, 2))
+    return combine_index_heads(products.unflatten(1, queries.shape[1:3]), weights)
 
 
 def choose(scores: Tensor, visible: Tensor, count: int) -> Tensor:
@@ -71,16 +95,20 @@ def choose(scores: Tensor, visible: Tensor, count: int) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True) & visible
 
 
-def distillation_loss(target: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
-    """Mean KL(target || softmax(scores)) in nats over the rows that see at least two entries.
+def divergences(target: Tensor, scores: Tensor, visible: Tensor) -> Tensor:
+    """KL(target || softmax(scores)) of every row in nats, 0 where it sees fewer than two entries: float32 [B, R].
 
-    target: detached attention mass per visible entry [B, T, C], not normalised. scores: [B, T, C]. visible: [T, C].
+    target: detached attention mass per visible entry [B, R, C], not normalised. scores: [B, R, C]. visible: [R, C].
     """
     target = target / target.sum(-1, keepdim=True).clamp_min(1e-9)
     log_chosen = torch.log_softmax(scores.masked_fill(~visible, NEGATIVE), dim=-1)
     divergence = (target * (target.clamp_min(1e-9).log() - log_chosen)).masked_fill(~visible, 0.0).sum(-1)
-    rows = (visible.sum(-1) >= 2).float()
-    return (divergence * rows).sum() / (rows.sum() * scores.shape[0]).clamp_min(1.0)
+    return divergence * (visible.sum(-1) >= 2)
+
+
+def mean_over(rows: Tensor, values: Tensor) -> Tensor:
+    """Mean of values [B, T] over the rows [B, T] that are True; 0 where none is."""
+    return (values * rows).sum() / rows.sum().clamp_min(1)
 
 
 @Fusible
@@ -137,7 +165,7 @@ class Attention(nn.Module):
         if compress_ratio == 4:
             self.indexer = Indexer(c)
 
-    def forward(self, x: Tensor, mode: Mode) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, mode: Mode, marks: Marks | None = None) -> tuple[Tensor, Tensor]:
         """Output [B, T, D] for x [B, T, D], and the indexer's distillation loss (0 where there is none)."""
         c = self.c
         batch, time, _ = x.shape
@@ -150,61 +178,125 @@ class Attention(nn.Module):
         kv = rotate(self.kv_norm(self.wkv(x)), cos, sin)
         if mode.quantise_cache:
             kv = quantise_like_cache(kv, c.qk_rope_head_dim)
-
-        loss = x.new_zeros((), dtype=torch.float32)
-        if self.ratio == 0:
-            out, _ = self._attend(q, kv, None, None, None)
-        else:
+        entries, index = None, None
+        if self.ratio == 4 or (self.ratio and mode.coarse):
             entries = self.compressor(x)
             if mode.quantise_cache:
                 entries = quantise_like_cache(entries, c.qk_rope_head_dim)
-            visible = torch.arange(entries.shape[1], device=x.device) < ((positions + 1) // self.ratio)[:, None]
-            chosen, scores = None, None
-            if self.ratio == 4 and (mode.distil or mode.selection == "indexer"):
-                # The indexer learns by distillation alone: its inputs carry no gradient back into the model.
-                scores = self.indexer(x.detach(), q_residual.detach(), cos, sin)
-            if self.ratio == 4 and mode.selection != "dense":
-                wanted = scores if mode.selection == "indexer" else torch.rand(batch, *visible.shape, device=x.device)
-                chosen = choose(wanted, visible, c.index_topk)
-            out, target = self._attend(q, kv, entries, visible, chosen, want_target=mode.distil and scores is not None)
-            if target is not None:
-                loss = distillation_loss(target, scores, visible)
+        if self.ratio == 4 and (mode.distil or mode.selection == "indexer"):
+            # The indexer learns by distillation alone: its inputs carry no gradient back into the model.
+            index = self.indexer(x.detach(), q_residual.detach(), cos, sin)
+        hidden = marks.no_coarse if marks is not None and self.ratio == 128 and entries is not None else None
+        out, divergence = self._in_blocks(q, kv, entries, index, hidden, mode)
+        loss = x.new_zeros((), dtype=torch.float32)
+        if divergence is not None:
+            sees_two = ((positions + 1) // self.ratio >= 2).expand(batch, time)
+            loss = mean_over(sees_two, divergence)
+            if marks is not None:
+                loss = loss + ANSWER_KL_WEIGHT * mean_over(marks.answers & sees_two, divergence)
         out = rotate(out, cos[:, None], -sin[:, None])
         groups = out.reshape(batch, time, c.o_groups, -1)
         weights = self.wo_a.weight.view(c.o_groups, c.o_lora_rank, -1)
         low = torch.einsum("btgi,gri->btgr", groups, weights.to(groups.dtype))
         return self.wo_b(low.flatten(2)), loss
 
+    def _in_blocks(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        entries: Tensor | None,
+        index: tuple[Tensor, Tensor, Tensor] | None,
+        hidden: Tensor | None,
+        mode: Mode,
+    ) -> tuple[Tensor, Tensor | None]:
+        """What `_rows` gives for all rows, computed mode.block_rows at a time."""
+        window, time = self.c.sliding_window, q.shape[1]
+        size = mode.block_rows or time
+        padding = -time % window
+        # Whole windows of keys, and one of zeros in front that no row attends to.
+        kv = F.pad(kv, (0, 0, window, padding))
+        outputs, losses = [], []
+        for start in range(0, time, size):
+            rows = slice(start, min(start + size, time))
+            near = kv[:, start : start + window + -(-(rows.stop - start) // window) * window]
+            queries = (index[0][:, rows], index[1][:, rows], index[2]) if index is not None else None
+            arguments = (
+                start,
+                q[:, rows],
+                near,
+                entries,
+                queries,
+                hidden[:, rows] if hidden is not None else None,
+                mode,
+            )
+            if size < time and torch.is_grad_enabled():
+                out, loss = checkpoint(self._rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                out, loss = self._rows(*arguments)
+            outputs.append(out)
+            losses.append(loss)
+        divergence = torch.cat(losses, dim=1) if losses[0] is not None else None
+        return torch.cat(outputs, dim=1), divergence
+
+    def _rows(
+        self,
+        start: int,
+        q: Tensor,
+        kv: Tensor,
+        entries: Tensor | None,
+        index: tuple[Tensor, Tensor, Tensor] | None,
+        hidden: Tensor | None,
+        mode: Mode,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of the rows from `start` on, q [B, R, H, d]: output [B, R, H, d] and divergences [B, R] or None.
+
+        kv [B, window + R in whole windows, d]: their own keys and the window before. entries [B, C, d] of the whole text.
+        index: queries and weights of the rows, keys of the whole text. hidden [B, R]: rows that attend to no entry.
+        """
+        visible, chosen, scores = None, None, None
+        if entries is not None:
+            positions = start + torch.arange(q.shape[1], device=q.device)
+            visible = torch.arange(entries.shape[1], device=q.device) < ((positions + 1) // self.ratio)[:, None]
+            if hidden is not None:
+                chosen = ~hidden.unsqueeze(-1)
+            if index is not None:
+                scores = index_scores(*index)
+            if self.ratio == 4 and mode.selection != "dense":
+                shape = (q.shape[0], *visible.shape)
+                wanted = scores if mode.selection == "indexer" else torch.rand(shape, device=q.device)
+                chosen = choose(wanted, visible, self.c.index_topk)
+        distil = mode.distil and scores is not None
+        out, target = self._attend(start, q, kv, entries, visible, chosen, want_target=distil)
+        return out, divergences(target, scores, visible) if distil else None
+
     def _attend(
         self,
+        start: int,
         q: Tensor,
         kv: Tensor,
         entries: Tensor | None,
         visible: Tensor | None,
         chosen: Tensor | None,
-        want_target: bool = False,
+        want_target: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Joint softmax over the window, the compressed entries and the sink.
+        """Joint softmax over the window, the compressed entries and the sink, for `_rows`.
 
-        q [B, T, H, d], kv [B, T, d], entries [B, C, d], visible [T, C], chosen [B, T, C] or None (all visible).
-        Returns the output [B, T, H, d] and, if wanted, the attention mass on each visible entry, summed over heads,
-        without gradient and as if nothing had been left out: float32 [B, T, C].
+        visible [R, C], chosen [B, R, C or 1] or None (all visible). Returns the output [B, R, H, d] and, if wanted, the
+        attention mass on each visible entry, summed over heads, without gradient and as if nothing had been left out:
+        float32 [B, R, C].
         """
         window = self.c.sliding_window
-        batch, time, heads, width = q.shape
-        padding = -time % window
-        if padding:  # whole blocks; the extra rows are cut off below
-            q, kv = F.pad(q, (0, 0, 0, 0, 0, padding)), F.pad(kv, (0, 0, 0, padding))
-        padded = time + padding
-        blocks = kv.view(batch, padded // window, window, width)
-        keys = torch.cat((F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks), dim=2)
-        near = torch.matmul(q.reshape(batch, -1, window * heads, width), keys.transpose(-1, -2))
-        near = near.reshape(batch, padded, heads, 2 * window)[:, :time]
+        batch, rows, heads, width = q.shape
+        padding = -rows % window
+        padded = rows + padding
+        blocks = kv.unflatten(1, (-1, window))
+        keys = torch.cat((blocks[:, :-1], blocks[:, 1:]), dim=2)
+        near = torch.matmul(F.pad(q, (0, 0, 0, 0, 0, padding)).reshape(batch, -1, window * heads, width), keys.mT)
+        near = near.reshape(batch, padded, heads, 2 * window)[:, :rows]
         far = None
         if entries is not None:
-            far = torch.matmul(q[:, :time].reshape(batch, time * heads, width), entries.transpose(-1, -2))
-            far = far.view(batch, time, heads, -1)
-        in_window = self._window_mask(padded, q.device)[:time]
+            far = torch.matmul(q.reshape(batch, rows * heads, width), entries.mT).view(batch, rows, heads, -1)
+        in_window = self._window_mask(start, rows, q.device)
         target = None
         if want_target:
             with torch.no_grad():
@@ -214,14 +306,14 @@ class Attention(nn.Module):
         near, far = joint_softmax(near, far, self.attn_sink, in_window, visible, chosen, width**-0.5)
         near = F.pad(near, (0, 0, 0, 0, 0, padding))
         out = torch.matmul(near.reshape(batch, -1, window * heads, 2 * window), keys)
-        out = out.reshape(batch, padded, heads, width)[:, :time]
+        out = out.reshape(batch, padded, heads, width)[:, :rows]
         if entries is not None:
-            out = out + torch.matmul(far.view(batch, time * heads, -1), entries).view(batch, time, heads, width)
+            out = out + torch.matmul(far.view(batch, rows * heads, -1), entries).view(batch, rows, heads, width)
         return out, target
 
-    def _window_mask(self, time: int, device: torch.device) -> Tensor:
-        """[time, 2 * window]: column c of a row in block b is key (b - 1) * window + c."""
+    def _window_mask(self, start: int, rows: int, device: torch.device) -> Tensor:
+        """[rows, 2 * window]: column c of row r of the text, in block b = r // window, is key (b - 1) * window + c."""
         window = self.c.sliding_window
-        row = torch.arange(time, device=device)[:, None]
+        row = start + torch.arange(rows, device=device)[:, None]
         key = (row // window - 1) * window + torch.arange(2 * window, device=device)
         return (key >= 0) & (key <= row) & (key > row - window)

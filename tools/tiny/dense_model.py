@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.tiny.dense_attention import Attention, Mode
+from tools.tiny.dense_attention import Attention, Marks, Mode
 from tools.tiny.dense_parts import Fusible, RMSNorm, hyper_head, hyper_post, hyper_pre, without_autocast
 from tools.tiny.tiny_config import TinyConfig
 
@@ -99,11 +99,13 @@ class Block(nn.Module):
             self.register_parameter(f"hc_{site}_base", nn.Parameter(torch.zeros(rows)))
             self.register_parameter(f"hc_{site}_scale", nn.Parameter(torch.ones(3)))
 
-    def forward(self, streams: Tensor, tokens: Tensor, mode: Mode) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, streams: Tensor, tokens: Tensor, mode: Mode, marks: Marks | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """New streams, the indexer's loss, the share of choices per expert [E]."""
         c = self.c
         x, post, mix = hyper_pre(streams, self.hc_attn_fn, self.hc_attn_base, self.hc_attn_scale, c)
-        y, index_loss = self.attn(self.attn_norm(x), mode)
+        y, index_loss = self.attn(self.attn_norm(x), mode, marks)
         streams = hyper_post(y, streams, post, mix)
         x, post, mix = hyper_pre(streams, self.hc_ffn_fn, self.hc_ffn_base, self.hc_ffn_scale, c)
         y, load = self.ffn(self.ffn_norm(x), tokens)
@@ -160,13 +162,15 @@ class DenseModel(nn.Module):
         add_hyper_head(self, c)
         self.mtp = nn.ModuleList(MTPBlock(c) for _ in range(c.num_nextn_predict_layers))
 
-    def forward(self, tokens: Tensor, mode: Mode, next_tokens: Tensor | None = None) -> Output:
+    def forward(
+        self, tokens: Tensor, mode: Mode, next_tokens: Tensor | None = None, marks: Marks | None = None
+    ) -> Output:
         """next_tokens [B, T], the tokens one place later, makes the MTP layer run as well."""
         streams = self.embed(tokens).float().unsqueeze(2).expand(-1, -1, self.c.hc_mult, -1).contiguous()
         index_loss = streams.new_zeros(())
         loads = {}
         for number, layer in enumerate(self.layers):
-            streams, loss, load = layer(streams, tokens, mode)
+            streams, loss, load = layer(streams, tokens, mode, marks)
             index_loss = index_loss + loss
             if not layer.ffn.gate.hashed:
                 loads[f"layers.{number}"] = load

@@ -68,8 +68,9 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Goes on from a saved state of the same settings."""
         progress = load_state(self.model, self.optimiser, folder)
-        if progress["settings"] != asdict(self.settings):
-            raise ValueError(f"the saved run has other settings: {progress['settings']}, not {asdict(self.settings)}")
+        settings = json.loads(json.dumps(asdict(self.settings)))  # as the file has them: lists for tuples
+        if progress["settings"] != settings:
+            raise ValueError(f"the saved run has other settings: {progress['settings']}, not {settings}")
         self.step, self.seconds = progress["step"], progress["seconds"]
 
     def save(self, out: Path) -> None:
@@ -88,11 +89,14 @@ class Trainer:
         parts = {"lm": lm.detach(), "mtp": mtp.detach(), "index_kl": output.index_loss.detach()}
         return total, parts, output.expert_loads
 
+    def step_losses(self, step: int) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """What `losses` gives for the batch of a step."""
+        ids = self.train.batch(self.settings.seed, step, self.schedule.rows(step), self.schedule.length(step) + 2)
+        return self.losses(ids, self.schedule.mode(step))
+
     def train_step(self) -> dict[str, Tensor]:
         """One step; returns what the log needs, still on the device."""
-        length = self.schedule.length(self.step)
-        ids = self.train.batch(self.settings.seed, self.step, self.schedule.rows(self.step), length + 2)
-        total, parts, loads = self.losses(ids, self.schedule.mode(self.step))
+        total, parts, loads = self.step_losses(self.step)
         total.backward()
         norms = [torch.nn.utils.clip_grad_norm_(group, 1.0) for group in self.clip_groups]
         factor = self.schedule.rate_factor(self.step)
@@ -160,9 +164,8 @@ class Trainer:
                     speed = tokens_since / (now - clock)
                     per_step = (now - clock) / steps_since
                     record(
-                        {"step": self.step, "length": length, "lm_bits": numbers["lm"] / LN2}
-                        | {"mtp_bits": numbers["mtp"] / LN2, "index_kl": numbers["index_kl"]}
-                        | {"heaviest_expert": numbers["heaviest_expert"], "grad_norm": numbers["grad_norm"]}
+                        {"step": self.step, "length": length, "lm_bits": numbers.pop("lm") / LN2}
+                        | {"mtp_bits": numbers.pop("mtp") / LN2, **numbers}
                         | {"rate": self.schedule.rate_factor(self.step - 1), "tokens_per_s": round(speed)}
                         | {"seconds": round(self.seconds, 1), "steps_left_in_time": int((deadline - now) / per_step)}
                     )
