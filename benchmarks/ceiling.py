@@ -36,7 +36,7 @@ def main() -> int:
     prompt = [256, *(TEXT * (options.context // len(TEXT) + 1))][: options.context]
     engines = []
     for ceiling in CEILINGS:
-        engine = Engine(model, Text(TINY, None), CacheSettings(ceiling, kv_tokens=CEILINGS[-1]))
+        engine = Engine(model, Text(TINY, None), CacheSettings(ceiling, kv_tokens=CEILINGS[-1]), count_work=True)
         engine.add("one", prompt, Params(max_tokens=options.steps + 6, ignore_eos=True))
         while engine.stats.decode.steps < WARM_UP:
             engine.step()

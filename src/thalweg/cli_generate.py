@@ -46,8 +46,6 @@ def add(verbs: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Streams the text to stdout; everything else goes to stderr."""
-    import torch
-
     from thalweg.engine.device import choose_device, choose_dtype
     from thalweg.engine.engine import Engine, check_request
     from thalweg.engine.needle import ANSWER_TOKENS, plant
@@ -70,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     device = choose_device(arguments.device)
     dtype = choose_dtype(arguments.dtype, device)
     folder = arguments.model or TINY
-    batch_invariant = device.type == "cpu" and dtype == torch.float32
     # Everything that can be refused is, before the weights are read: that may take minutes.
     config = read_config(folder)
     text = Text(folder, config.bos_token_id)
@@ -87,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = CacheSettings(context_length, kv_tokens, chunk_tokens=chunk, kv_layout=arguments.kv_layout)
     check_settings(settings, ceiling)
     check_request(prompt, params, context_length, config.vocab_size)
-    model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
-    engine = Engine(model, text, settings, prefix_reuse=False)
+    model = open_model(folder, device=device, dtype=dtype)
+    engine = Engine(model, text, settings, prefix_reuse=False, count_work=arguments.stats)
     try:
         answer = _generate(engine, prompt, params)
         if needle is not None:

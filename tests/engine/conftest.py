@@ -43,7 +43,7 @@ def make_engine(tiny: DeepseekV4Model, text: Text) -> MakeEngine:
     def make(model: object = None, prefix_reuse: bool = True, context: int = 1024, **settings: int) -> Engine:
         settings = {"kv_tokens": context, "max_requests": 4, "chunk_tokens": 256, "snapshots": 4} | settings
         cache = CacheSettings(context, **settings)  # type: ignore[arg-type]
-        return Engine(model or tiny, text, cache, prefix_reuse=prefix_reuse)  # type: ignore[arg-type]
+        return Engine(model or tiny, text, cache, prefix_reuse=prefix_reuse, count_work=True)  # type: ignore[arg-type]
 
     return make
 

@@ -18,7 +18,9 @@ PROMPT = [256, *(b"import os\n\n\ndef walk(path):\n    for name in sorted(os.lis
 @pytest.mark.gpu
 def test_float32_text_on_a_gpu_equals_the_cpus(make_engine: MakeEngine) -> None:
     params = Params(max_tokens=60)
-    assert alone(make_engine(open_model(TINY, device="cuda")), PROMPT, params) == alone(make_engine(), PROMPT, params)
+    assert alone(make_engine(open_model(TINY, device="cuda", batch_invariant=True)), PROMPT, params) == alone(
+        make_engine(), PROMPT, params
+    )
 
 
 def bits_per_byte(model: Model) -> float:
@@ -42,5 +44,5 @@ def bits_per_byte(model: Model) -> float:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_bf16_predicts_as_well_as_float32(tiny: Model, device: str) -> None:
     """Text may part where two tokens are nearly equal; what the model knows of a text may not."""
-    model = open_model(TINY, device=device, dtype=torch.bfloat16, batch_invariant=False)
+    model = open_model(TINY, device=device, dtype=torch.bfloat16)
     assert bits_per_byte(model) == pytest.approx(bits_per_byte(tiny), rel=0.02)

@@ -4,8 +4,12 @@ import pytest
 import torch
 
 from tests.engine.conftest import MakeEngine, alone, assert_empty
+from thalweg.engine.engine import Engine
 from thalweg.engine.params import Params, Sampling
+from thalweg.engine.pools import CacheSettings
+from thalweg.engine.text import Text
 from thalweg.errors import UserError
+from thalweg.layouts.work import Work
 from thalweg.models.batch import RowBatch
 from thalweg.models.deepseek_v4.model import DeepseekV4Model
 from thalweg.models.interface import PoolSizes
@@ -100,3 +104,17 @@ def test_planned_bytes_are_the_allocated_bytes(tiny: DeepseekV4Model) -> None:
                 if tensor is not None:
                     storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         assert sum(storages.values()) == tiny.pool_bytes(sizes, layout)
+
+
+def test_a_stretch_of_tokens_is_that_of_prompt_and_output_together(make_engine: MakeEngine) -> None:
+    request = make_engine().add("a", [1, 2, 3], Params())
+    request.output += [4, 5]
+    for start in range(6):
+        for end in range(start, 6):
+            assert request.tokens_between(start, end) == [1, 2, 3, 4, 5][start:end]
+
+
+def test_work_is_counted_only_where_it_is_asked_for(tiny: DeepseekV4Model, text: Text) -> None:
+    engine = Engine(tiny, text, CacheSettings(256, 256))
+    list(engine.stream(PROMPT[:20], Params(max_tokens=2)))
+    assert engine.stats.decode.steps == 1 and engine.stats.decode.work == Work()

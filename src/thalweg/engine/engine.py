@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -48,12 +49,14 @@ class Engine:
         *,
         strategy: Strategy | None = None,
         prefix_reuse: bool = True,
+        count_work: bool = False,
     ) -> None:
+        """count_work: fill `stats` with what operations did, too; counting looks at data, which costs time."""
         self.model, self.text = model, text
         self.pools = CachePools(model, settings)
         self.strategy = strategy or PlainDecoding()
         self.scheduler = Scheduler(model, self.pools, self.strategy, prefix_reuse=prefix_reuse)
-        self.stats = EngineStats()
+        self.stats, self._count_work = EngineStats(), count_work
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
 
@@ -91,7 +94,7 @@ class Engine:
             return []
         began = time.perf_counter()
         reading = not all(request.decoding for request in planned)
-        with counting() as work:
+        with counting() if self._count_work else nullcontext(Work()) as work:
             logits = self._forward(planned)
         outputs = [output for request in planned if (output := self._advance(request, planned[request], logits))]
         phase = self.stats.prefill if reading else self.stats.decode

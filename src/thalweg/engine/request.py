@@ -43,6 +43,11 @@ class Request:
     def tokens(self) -> list[int]:
         return self.prompt + self.output
 
+    def tokens_between(self, start: int, end: int) -> list[int]:
+        """tokens[start:end] without a copy of the whole."""
+        read = len(self.prompt)
+        return self.prompt[start:end] + self.output[max(start - read, 0) : max(end - read, 0)]
+
     @property
     def pending(self) -> int:
         """Tokens without a row yet: 1 while decoding, more while the prompt (or what was retracted) is read."""

@@ -67,7 +67,7 @@ class Scheduler:
             if request.decoding:
                 tokens = self.strategy.propose(request)
             elif budget > 0:
-                tokens = request.tokens[request.computed : self._stop(request, budget)]
+                tokens = request.tokens_between(request.computed, self._stop(request, budget))
             else:
                 continue
             if self._ensure(request, request.computed + len(tokens), planned):
@@ -170,7 +170,7 @@ class Scheduler:
         if number < len(progress.nodes):
             return
         start = number * LOGICAL_PAGE_TOKENS
-        key = tuple(request.tokens[start : start + LOGICAL_PAGE_TOKENS])
+        key = tuple(request.tokens_between(start, start + LOGICAL_PAGE_TOKENS))
         parent = progress.nodes[-1] if progress.nodes else None
         node = self.tree.child(parent, key)
         if node is None:

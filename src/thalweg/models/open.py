@@ -20,13 +20,16 @@ def open_model(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    batch_invariant: bool = True,
+    batch_invariant: bool | None = None,
 ) -> Model:
     """The model of the checkpoint folder `path` on `device`, activations in `dtype` (float32 or bfloat16).
 
-    batch_invariant: products accumulate in float64 (see `thalweg.models.linear`); weights then take 8 bytes each. Raises
+    batch_invariant: products accumulate in float64 (see `thalweg.models.linear`), weights then take 8 bytes each; None: in
+    float32 on the CPU, not elsewhere. Raises
     UserError, one line, for a checkpoint that is missing, damaged, of another architecture or larger than memory.
     """
+    if batch_invariant is None:
+        batch_invariant = torch.device(device).type == "cpu" and dtype == torch.float32
     config = read_config(path)
     tensors = load_weights(path, config, dtype=torch.float64 if batch_invariant else dtype, device=device)
     weights = Weights(tensors, dtype, batch_invariant)

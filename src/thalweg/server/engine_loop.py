@@ -45,8 +45,7 @@ def open_engine(settings: EngineSettings) -> tuple[Engine, Ready]:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     folder = settings.model or str(TINY)
-    batch_invariant = device.type == "cpu" and dtype == torch.float32
-    model = open_model(folder, device=device, dtype=dtype, batch_invariant=batch_invariant)
+    model = open_model(folder, device=device, dtype=dtype)
     context_length = settings.context_length
     if context_length is None:
         context_length = min(model.config.max_position_embeddings, settings.kv_tokens)
