@@ -1,4 +1,4 @@
-"""The curve in the model card is what the committed table of the run gives."""
+"""The curves in the model card are what the committed tables of the two runs give."""
 
 import json
 import re
@@ -12,8 +12,12 @@ from tools.loss_curve import draw, read, write_table
 XZ = 2.1561  # bits per byte of xz -9 on the held-out text, as the card says
 
 
-def test_the_committed_picture_can_be_drawn_again() -> None:
-    assert draw(read(TINY / "training_log.csv"), XZ) == (TINY / "loss_curve.svg").read_text()
+@pytest.mark.parametrize(
+    ("table", "picture", "xz"),
+    [("training_log.csv", "loss_curve.svg", XZ), ("retrieval_log.csv", "retrieval_curve.svg", None)],
+)
+def test_the_committed_pictures_can_be_drawn_again(table: str, picture: str, xz: float | None) -> None:
+    assert draw(read(TINY / table), xz) == (TINY / picture).read_text()
 
 
 def test_a_log_becomes_one_line_a_step(tmp_path: Path) -> None:
@@ -44,6 +48,7 @@ def test_a_log_becomes_one_line_a_step(tmp_path: Path) -> None:
     first, second = read(table)
     assert first == {"step": 1, "length": 1024, "lm_bits": 8.3728, "mtp_bits": 8.2, "index_kl": 0.5, "seconds": 7.4}
     assert (second["lm_bits"], second["heldout_bits_per_byte"]) == (1.5, 1.5263)
+    assert "answer_bits" not in table.read_text(), "columns that the run lacks"
 
 
 def test_a_higher_loss_is_drawn_higher() -> None:
@@ -53,4 +58,16 @@ def test_a_higher_loss_is_drawn_higher() -> None:
     assert [x for x, _ in places] == sorted(x for x, _ in places)
     heights = [y for _, y in places]
     assert heights[0] < heights[1] < heights[2], "pixels count downwards"
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.2)
+
+
+def test_a_retrieval_log_keeps_what_was_found_and_its_answers_are_drawn_by_decades(tmp_path: Path) -> None:
+    table = tmp_path / "retrieval_log.csv"
+    entries = [{"step": step, "answer_bits": bits} for step, bits in ((0.0, 1.0), (50.0, 0.01), (100.0, 0.0001))]
+    write_table([*entries, {"step": 100, "found_at_1024": 0.984375}], table)
+    rows = read(table)
+    assert rows[2] == {"step": 100, "answer_bits": 0.0001, "found_at_1024": 0.9844}
+    (points,) = re.findall(r'points="([^"]+)" fill="none" stroke="#8a4fa3"', draw(rows, None))
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert heights[0] < heights[1] < heights[2]
     assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], abs=0.2)
