@@ -43,7 +43,10 @@ def test_rotating_q_and_keys_leaves_the_scores_unchanged_and_one_of_them_does_no
 
 
 def test_the_configuration_has_one_switch_for_both_sides() -> None:
-    """Field case 13: Hadamard on one side only must be impossible to configure."""
+    """Field case 13: Hadamard on one side only must be impossible to configure.
+
+    What it would do to retrieval: tests/engine/test_retrieval.py.
+    """
     for value in (True, False):
         config = parse_config({**FLASH, "index_hadamard": value}, Path("config.json"))
         fields = [field.name for field in dataclasses.fields(config) if "hadamard" in field.name]
