@@ -51,16 +51,23 @@ def matrix(name: str, kind: str, m: int, n: int, k: int, **more: object) -> Kern
     )
 
 
-def variants(hardware: Hardware) -> Iterator[KernelVariant]:
-    yield KernelVariant(
-        name="decode",
+def decoding(name: str, how: str, **more: object) -> KernelVariant:
+    return KernelVariant(
+        name=name,
         kernel=decode,
         signature={"codes": "*u8", "values": "*fp16", "count": "i32", "HOW": "constexpr", "BLOCK": "constexpr"},
-        constexprs={"HOW": hardware.e4m3_to_f16, "BLOCK": 1024},
+        constexprs={"HOW": how, "BLOCK": 1024},
         divisible_by_16=("codes", "values"),
-        representative=True,
+        **more,
     )
+
+
+def variants(hardware: Hardware) -> Iterator[KernelVariant]:
+    yield decoding("decode", hardware.e4m3_to_f16, representative=True)
     yield matrix("product/f16", "*fp16", 64, 64, 64, representative=True)
+    if hardware.backend == "hip":
+        yield decoding("foreign", "packed")  # PTX on a card that has none
+        return
     if hardware.fp8_dot:
         yield matrix("product/fp8", "*fp8e4nv", 64, 64, 64)
     yield matrix("wide", "*fp16", 64, 64, 512)

@@ -70,16 +70,19 @@ def compile_variant(module: str, name: str, architecture: str) -> Compiled:
     hardware = by_architecture(architecture)
     variant = rooms.variants(module, hardware)[name]
     begin = time.perf_counter()
+    compiled, failure = None, ""
     with _captured() as output:
         try:
             compiled = _compile(variant, hardware)
         except Exception as error:  # whatever the compiler raises is what this suite is there to report
-            why = error
-            compiled = None
+            failure = _last_line(error)
     seconds = time.perf_counter() - begin
     text = output.getvalue()
-    if compiled is None:
-        return Compiled(name, architecture, variant.matrix, seconds, error=_first_reason(why, text))
+    # MLIR and ptxas say more than the exception does; AMD's code generator drops inline assembly with an error, and goes on.
+    if written := re.search(r"(?:error|fatal)\s*: (.+)", text):
+        failure = written.group(1).strip()
+    if compiled is None or failure:
+        return Compiled(name, architecture, variant.matrix, seconds, error=failure)
     registers, spills = _of_ptxas(text) if hardware.backend == "cuda" else _of_amdgcn(compiled.asm["amdgcn"])
     return Compiled(
         kernel=name,
@@ -145,13 +148,9 @@ def _of_amdgcn(assembly: str) -> tuple[int, int]:
     return int(counts.group(1)), int(counts.group(2))
 
 
-def _first_reason(error: Exception, output: str) -> str:
-    """One line that says why: the first error in what the compiler wrote, else the exception's own last line."""
-    written = re.search(r"(?:error|fatal)\s*: (.+)", output)
+def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
-    return (
-        f"{type(error).__name__}: {written.group(1).strip() if written else lines[-1] if lines else 'no reason given'}"
-    )
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"
 
 
 @contextlib.contextmanager
