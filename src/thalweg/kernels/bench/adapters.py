@@ -5,6 +5,7 @@ all layers lies outside the call, but for DeepGEMM's metadata kernel, which is c
 what they are: unwritten scores hold a huge number, so whoever ignores the lengths is found out.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,14 +100,15 @@ def _sglang_topk() -> Bind:
     def bind(inputs: Inputs) -> dict[str, Call]:
         logits, lengths, table = inputs.logits, inputs.lengths, inputs.table_of_rows()
         slots = torch.empty(inputs.case.total_rows, inputs.case.k, dtype=torch.int32, device=logits.device)
-        plan = module.plan_topk_v2(lengths)
+        # Made by the first call, which no graph records: SGLang plans once a step, for all layers.
+        plan = functools.cache(lambda: module.plan_topk_v2(lengths))
 
         def v1() -> Outputs:
             module.topk_transform_paged(logits, lengths, table, slots, PAGE_KEYS)
             return {"slots": slots}
 
         def v2() -> Outputs:
-            module.topk_transform_paged_v2(logits, lengths, table, slots, PAGE_KEYS, plan)
+            module.topk_transform_paged_v2(logits, lengths, table, slots, PAGE_KEYS, plan())
             return {"slots": slots}
 
         return {"v1": v1, "v2": v2}
