@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> int:
         raise UserError(f"--peers {options.peers}: no such folder; benchmarks/peers.py makes it")
     run.require_gpu("benchmarks/index.py")
     stamp = records.gpu_stamp(options.commit or commit(), "python " + " ".join(sys.argv))
-    print(f"{stamp['gpu']}, torch {stamp['torch']}, triton {stamp['triton']}, commit {stamp['commit']}", flush=True)
+    print(records.machine(stamp), flush=True)
     workers = session.workers(impls, options.peers)
     outcome = run.run(chosen, workers, stamp, options.minutes, lambda line: print(line, flush=True), options.json)
     return report(outcome.records)

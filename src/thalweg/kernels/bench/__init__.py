@@ -26,7 +26,7 @@ def main(options: argparse.Namespace) -> int:
     run.require_gpu("thalweg kernels bench")
     impls = list(adapters.IMPLEMENTATIONS)
     stamp = records.gpu_stamp(_commit(), "thalweg " + " ".join(sys.argv[1:]))
-    print(f"{stamp['gpu']}, torch {stamp['torch']}, triton {stamp['triton']}, thalweg {stamp['commit']}")
+    print(records.machine(stamp))
     workers = session.workers(impls, None)
     outcome = run.run(list(CASES), workers, stamp, options.minutes, print, options.json)
     for line in summary.lines(outcome.records):

@@ -47,32 +47,50 @@ class Answer:
         return asdict(self)
 
 
-def measure(adapters: list[tuple[Adapter, Bind]], case: Case, device: torch.device, seed: int, clock: Clock) -> Answer:
-    """Every operation of an implementation at `case`. Raises only what leaves the device unusable."""
+def measure(
+    adapters: list[tuple[Adapter, Bind]],
+    case: Case,
+    device: torch.device,
+    seed: int,
+    clock: Clock,
+    kept: dict[str, int],
+) -> Answer:
+    """Every operation of an implementation at `case`. Raises Unusable where the device is lost to this process.
+
+    `kept` holds, from one call to the next, the bytes that each operation keeps allocated between its calls: they are part of
+    its scratch. What operations share counts for the first of them.
+    """
     answer = Answer()
-    retained = clock.retained_bytes()
     sets = inputs.make(case, inputs.number_of_sets(case, [adapter.op for adapter, _ in adapters]), device, seed)
     for adapter, bind in adapters:
-        try:
-            bound = [bind(each) for each in sets]
-        except Exception as error:
-            _note(answer, f"{adapter.impl} {adapter.op}", error, clock)
-            continue
-        right: dict[str, tuple[float, float, int, int]] = {}
-        for variant in bound[0]:
-            calls = [each[variant] for each in bound]
-            try:
-                scratch = retained + clock.scratch_bytes(calls[0])
-                off, rows = checks.check(sets[0], clock.replayed(calls[0]), adapter.op)
-                right[variant] = clock.median_us(calls), off, rows, scratch
-            except Exception as error:
-                _note(answer, f"{adapter.impl} {adapter.op} ({variant})", error, clock)
-        if right:
-            best = min(right, key=lambda name: right[name][0])
-            us, off, rows, scratch = right[best]
-            times = {name: value[0] for name, value in right.items()}
-            answer.results.append(Result(adapter.impl, adapter.op, best, us, off, rows, scratch, times, len(sets)))
+        before = clock.retained_bytes()
+        _measure_one(adapter, bind, sets, clock, kept.get(adapter.op, 0), answer)
+        kept[adapter.op] = kept.get(adapter.op, 0) + clock.retained_bytes() - before
     return answer
+
+
+def _measure_one(
+    adapter: Adapter, bind: Bind, sets: list[inputs.Inputs], clock: Clock, kept: int, answer: Answer
+) -> None:
+    try:
+        bound = [bind(each) for each in sets]
+    except Exception as error:
+        _note(answer, f"{adapter.impl} {adapter.op}", error, clock)
+        return
+    right: dict[str, tuple[float, float, int, int]] = {}
+    for variant in bound[0]:
+        calls = [each[variant] for each in bound]
+        try:
+            scratch = kept + clock.scratch_bytes(calls[0])
+            off, rows = checks.check(sets[0], clock.replayed(calls[0]), adapter.op)
+            right[variant] = clock.median_us(calls), off, rows, scratch
+        except Exception as error:
+            _note(answer, f"{adapter.impl} {adapter.op} ({variant})", error, clock)
+    if right:
+        best = min(right, key=lambda name: right[name][0])
+        us, off, rows, scratch = right[best]
+        times = {name: value[0] for name, value in right.items()}
+        answer.results.append(Result(adapter.impl, adapter.op, best, us, off, rows, scratch, times, len(sets)))
 
 
 def _note(answer: Answer, what: str, error: Exception, clock: Clock) -> None:

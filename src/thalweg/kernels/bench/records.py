@@ -5,6 +5,7 @@ python -m thalweg.kernels.bench.records FROM INTO      # merges one file of reco
 
 import datetime
 import json
+import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,17 @@ def gpu_stamp(commit: str, command: str) -> Record:
         "date": datetime.date.today().isoformat(),
         "command": command,
     }
+
+
+def machine(stamp: Record) -> str:
+    """The card, its clocks now and the versions, in one line."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
+        clocks = "clocks " + subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        clocks = f"clocks unknown ({type(error).__name__} from nvidia-smi)"
+    versions = ", ".join(f"{name} {stamp[name]}" for name in ("torch", "triton", "commit"))
+    return f"{stamp['gpu']}, {clocks}, {versions}"
 
 
 def records_of(

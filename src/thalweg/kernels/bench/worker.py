@@ -31,6 +31,7 @@ def serve(impl: str, answers: IO[str]) -> int:
     device = torch.device("cuda", 0)
     clock = GraphClock()
     loaded, failures = [], []
+    kept: dict[str, int] = {}
     for adapter in adapters.of(impl):
         try:
             loaded.append((adapter, adapter.load()))
@@ -46,7 +47,7 @@ def serve(impl: str, answers: IO[str]) -> int:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = measure(loaded, Case(**request["case"]), device, request["seed"], clock)
+            answer = measure(loaded, Case(**request["case"]), device, request["seed"], clock, kept)
         except Unusable as error:
             print(json.dumps(error.answer.to_json()), file=answers)
             return 1
