@@ -74,13 +74,21 @@ def _poison(indices: torch.Tensor) -> None:
     indices[3] = -7
 
 
-@pytest.mark.parametrize("spoil", [_drop, _twice, _past_the_length, _poison])
+FAULTS = [
+    (_drop, "other than 512"),
+    (_twice, "twice"),
+    (_past_the_length, "other than 512"),
+    (_poison, "other than 512"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "said"), FAULTS)
 @pytest.mark.parametrize("op", ["topk", "index_topk"])
-def test_a_selection_with_a_fault_is_wrong(spoil: Callable[[torch.Tensor], None], op: str) -> None:
+def test_a_selection_with_a_fault_is_wrong(spoil: Callable[[torch.Tensor], None], said: str, op: str) -> None:
     i = make(CASE)
     indices = ops.topk(i.logits, i.lengths, CASE.k) if op == "topk" else selection(i)["indices"]
     spoil(indices)
-    with pytest.raises(Wrong):
+    with pytest.raises(Wrong, match=said):
         checks.check(i, {"indices": indices}, op)
 
 
