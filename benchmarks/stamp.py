@@ -10,11 +10,16 @@ from pathlib import Path
 import torch
 
 
+def commit() -> str:
+    """The short hash. Raises CalledProcessError outside a checkout: an unstamped record is worth nothing."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def stamp() -> dict[str, str | int]:
-    """The fields, for a run on the CPU. Raises CalledProcessError outside a checkout: an unstamped record is worth nothing."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    """The fields, for a run on the CPU (of a run on a GPU: `thalweg.kernels.bench.records`). Raises as `commit` does."""
     return {
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "cpu": _cpu_name(),
         "cpus": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
