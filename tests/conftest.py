@@ -1,7 +1,12 @@
-"""GPU tests run where a CUDA device is; elsewhere they are deselected, and the run says how many."""
+"""GPU tests run where a CUDA device is; elsewhere they are deselected, the run says how many, and kernels are interpreted."""
 
 import pytest
 import torch
+
+from tests import interpreter
+
+if not torch.cuda.is_available():
+    interpreter.interpret()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -37,6 +37,18 @@ def test_the_first_registered_that_the_device_supports_runs_and_says_why_the_oth
 
 
 @pytest.mark.usefixtures("registry")
+def test_an_avoided_implementation_runs_only_where_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    avoided = {"cpu": "interpreted there"}
+    dispatch.register("triple", "triton", lambda x: x + x + x, avoided=lambda device: avoided.get(device.type))
+    dispatch.register("triple", "reference", lambda x: 3 * x)
+    assert chosen("triple", CUDA)[0] == "triton"
+    assert chosen("triple") == ("reference", "triton avoided: interpreted there")
+    assert chosen("triple", CPU, "triton")[0] == "triton"
+    monkeypatch.setenv("THALWEG_IMPLEMENTATION", "triple=triton")
+    assert chosen("triple")[0] == "triton"
+
+
+@pytest.mark.usefixtures("registry")
 def test_a_call_may_force_one_and_what_is_impossible_names_the_reason() -> None:
     assert dispatch.run("double", "reference", CUDA, 4) == 8
     assert chosen("double", CUDA, "reference")[0] == "reference"

@@ -2,7 +2,8 @@
 
 A call is decided by, in this order: its own `implementation=` argument, the environment variable THALWEG_IMPLEMENTATION
 (`reference` for every operation, or `sparse_mla=reference,topk=reference`), else the first registered implementation that
-supports the device. A choice that is impossible, or a name that is misspelt, raises and names what is possible.
+supports the device and is not avoided there. A choice that is impossible, or a name that is misspelt, raises and names what
+is possible.
 """
 
 import os
@@ -20,11 +21,16 @@ VARIABLE = "THALWEG_IMPLEMENTATION"
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an operation. `unsupported(device)` gives the reason why it cannot run there, or None."""
+    """One way to run an operation.
+
+    `unsupported(device)` gives the reason why it cannot run there, or None; `avoided(device)` the reason why it runs there only
+    where somebody forces it, or None.
+    """
 
     name: str
     function: Callable[..., Any]
     unsupported: Callable[[torch.device], str | None]
+    avoided: Callable[[torch.device], str | None]
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,10 @@ def register(
     name: str,
     function: Callable[..., Any],
     unsupported: Callable[[torch.device], str | None] = anywhere,
+    avoided: Callable[[torch.device], str | None] = anywhere,
 ) -> None:
     """Adds an implementation. The earlier registered one is preferred where both support the device."""
-    _operations.setdefault(operation, []).append(Implementation(name, function, unsupported))
+    _operations.setdefault(operation, []).append(Implementation(name, function, unsupported, avoided))
 
 
 def run(operation: str, implementation: str | None, device: torch.device, *args: Any) -> Any:
@@ -74,11 +81,12 @@ def resolve(operation: str, device: torch.device, forced: str | None = None) -> 
         return _named(operation, device, from_environment, f"{VARIABLE}={value}"), f"forced by {VARIABLE}={value}"
     rejected: list[str] = []
     for candidate in _operations[operation]:
-        reason = candidate.unsupported(device)
-        if reason is None:
-            why = "; ".join(rejected) if rejected else _preferred(operation)
-            return candidate, why
-        rejected.append(f"{candidate.name} cannot: {reason}")
+        if reason := candidate.unsupported(device):
+            rejected.append(f"{candidate.name} cannot: {reason}")
+        elif reason := candidate.avoided(device):
+            rejected.append(f"{candidate.name} avoided: {reason}")
+        else:
+            return candidate, "; ".join(rejected) if rejected else _preferred(operation)
     raise UserError(f"{operation} cannot run on {device}: {'; '.join(rejected)}")
 
 

@@ -1,0 +1,34 @@
+"""A kernel in one configuration that its room can choose: what a launch passes, and what the compile suite compiles.
+
+A room with Triton kernels offers `variants(hardware) -> Iterable[KernelVariant]` in its triton.py: every configuration it
+can choose on that hardware.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class KernelVariant:
+    """One configuration of one kernel.
+
+    `signature` gives every parameter of `kernel`, a @triton.jit function, its Triton type ("*fp8e4nv", "*fp32", "i32", "i64")
+    or "constexpr"; `constexprs` gives the values of the latter. `divisible_by_16` names the pointers (bytes) and integers that
+    Triton may assume divisible by 16, as its launcher finds them to be.
+    """
+
+    name: str  # unique in the room: "mqa_logits/fp8/block128/rows4"
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, Any]
+    divisible_by_16: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 1
+    representative: bool = False  # compiled by default, not only with --all
+    matrix: bool = False  # holds a matrix product, which must reach the tensor cores
+
+    def options(self) -> dict[str, Any]:
+        """The compiler's options, which a launch passes as they are: kernel[grid](..., **variant.options())."""
+        # Fused multiply-add by choice: Triton's default is about to change.
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
