@@ -25,10 +25,16 @@ class KernelVariant:
     divisible_by_16: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+    max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
     def options(self) -> dict[str, Any]:
         """The compiler's options, which a launch passes as they are: kernel[grid](..., **variant.options())."""
         # Fused multiply-add by choice: Triton's default is about to change.
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return options if self.max_registers is None else options | {"maxnreg": self.max_registers}
+
+    def launch(self, grid: tuple[int, ...], *args: Any) -> None:
+        """Launches the kernel in this configuration; args: its parameters up to the constexprs."""
+        self.kernel[grid](*args, **self.constexprs, **self.options())

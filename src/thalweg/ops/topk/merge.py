@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from thalweg.ops.device.rows import program_of, row_of, run_of
-from thalweg.ops.topk.select import absorb, best, load_list, segment_of
+from thalweg.ops.topk.select import absorb, best, list_of, load_list
 
 
 @triton.jit
@@ -39,14 +39,14 @@ def run_with(row, programs, lengths, row_to_request, rows, requests, span,
 
 
 @triton.jit
-def gather(keys, indices, counts, first_program, row_in_run, first, last, step, per, start,
+def gather(keys, indices, counts, first_program, row, row_in_run, rows, first, last, step, per, start,
            ROWS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
     """Candidates start ... start + SIZE - 1 of the lists first, first + step, ... < last of a row, each taken as `per` long:
     (key, index); key 0 where none is."""
     place = start + tl.arange(0, SIZE)
     number = first + place // per * step
     entry = place % per
-    segment = segment_of(first_program + number, first_program, row_in_run, ROWS)
+    segment = list_of(number, first_program, row, row_in_run, rows, ROWS)
     inside = number < last
     live = inside & (entry < tl.load(counts + segment, mask=inside, other=0, cache_modifier=".cg"))
     at = segment.to(tl.int64) * CAPACITY + entry
@@ -55,7 +55,7 @@ def gather(keys, indices, counts, first_program, row_in_run, first, last, step, 
 
 
 @triton.jit
-def collect(keys, indices, counts, first_program, row_in_run, first, last, step, per, bar, k,
+def collect(keys, indices, counts, first_program, row, row_in_run, rows, first, last, step, per, bar, k,
             ROWS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
     """The candidates above `bar` of such lists, (key, index) [CAPACITY] in the order of their indices; key 0 = none.
 
@@ -64,18 +64,19 @@ def collect(keys, indices, counts, first_program, row_in_run, first, last, step,
     """
     places_there = (last - first + step - 1) // step * per
     if places_there <= CAPACITY:
-        key, index = gather(keys, indices, counts, first_program, row_in_run, first, last, step, per, 0, ROWS, CAPACITY, CAPACITY)  # fmt: skip
+        key, index = gather(keys, indices, counts, first_program, row, row_in_run, rows, first, last, step, per, 0, ROWS, CAPACITY, CAPACITY)  # fmt: skip
+        key = tl.where(key > bar, key, 0)
     else:
-        own = segment_of(first_program + first, first_program, row_in_run, ROWS).to(tl.int64) * CAPACITY
+        own = list_of(first, first_program, row, row_in_run, rows, ROWS).to(tl.int64) * CAPACITY
         count = tl.zeros((), tl.int32)
         for start in range(0, places_there, SIZE):
-            some_keys, some_indices = gather(keys, indices, counts, first_program, row_in_run, first, last, step, per, start, ROWS, SIZE, CAPACITY)  # fmt: skip
+            some_keys, some_indices = gather(keys, indices, counts, first_program, row, row_in_run, rows, first, last, step, per, start, ROWS, SIZE, CAPACITY)  # fmt: skip
             tl.debug_barrier()
             count, bar = absorb(some_keys, some_indices, keys + own, indices + own, count, bar, k, SIZE, CAPACITY)
         tl.debug_barrier()
         key, index = load_list(keys + own, indices + own, count, CAPACITY)
         tl.debug_barrier()
-    return tl.where(key > bar, key, 0), index
+    return key, index
 
 
 @triton.jit
@@ -100,7 +101,7 @@ def merge_kernel(
     list_keys, list_indices, bounds, counts, part_counts, arrivals, lengths, row_to_request, pages, out_indices, out_slots,
     rows, requests, span, programs, pool, k, page_slots, table_stride,
     MAPPED: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
-    SIZE: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    SIZE: tl.constexpr, CAPACITY: tl.constexpr, PROGRAMS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """indices (and slots) int32 [rows, k]."""
     row = tl.program_id(0) // PARTS
@@ -108,11 +109,9 @@ def merge_kernel(
     first_program, last_program, i = run_with(
         row, programs, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
-    if EARLY:  # launched before the scores are there: everything above needs none of them
-        tl.extra.cuda.gdc_wait()
     segments = last_program - first_program + 1
     number = tl.arange(0, PROGRAMS)
-    segment = segment_of(first_program + number, first_program, i, ROWS)
+    segment = list_of(number, first_program, row, i, rows, ROWS)
     held = tl.load(counts + segment, mask=number < segments, other=0, cache_modifier=".cg")
     posted = tl.load(bounds + segment, mask=number < segments, other=-1, cache_modifier=".cg").to(tl.uint32, bitcast=True)
     bar = tl.min(posted, 0) - 1
@@ -121,13 +120,13 @@ def merge_kernel(
     step = (segments + wanted - 1) // wanted
     parts = (segments + step - 1) // step
     if part < parts:
-        key, index = collect(list_keys, list_indices, counts, first_program, i, part * step, tl.minimum(segments, (part + 1) * step), 1, per, bar, k,
+        key, index = collect(list_keys, list_indices, counts, first_program, row, i, rows, part * step, tl.minimum(segments, (part + 1) * step), 1, per, bar, k,
                              ROWS, SIZE, CAPACITY)  # fmt: skip
         mine = True
         if parts > 1:
             found = tl.sum((key != 0).to(tl.int32), 0)
             keep, place, kept = best(key, found, k, CAPACITY)
-            own = segment_of(first_program + part * step, first_program, i, ROWS)
+            own = list_of(part * step, first_program, row, i, rows, ROWS)
             at = own.to(tl.int64) * CAPACITY + place
             tl.debug_barrier()
             tl.store(list_keys + at, key.to(tl.int32, bitcast=True), mask=keep)
@@ -137,10 +136,10 @@ def merge_kernel(
             mine = tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu") == parts - 1
             if mine:
                 tl.store(arrivals + row, 0)
-                part_at = segment_of(first_program + number * step, first_program, i, ROWS)
+                part_at = list_of(number * step, first_program, row, i, rows, ROWS)
                 part_held = tl.load(part_counts + part_at, mask=number < parts, other=0, cache_modifier=".cg")
                 part_per = tl.maximum(tl.max(part_held, 0), 1)
-                key, index = collect(list_keys, list_indices, part_counts, first_program, i, 0, segments, step, part_per, bar, k,
+                key, index = collect(list_keys, list_indices, part_counts, first_program, row, i, rows, 0, segments, step, part_per, bar, k,
                                      ROWS, SIZE, CAPACITY)  # fmt: skip
         if mine:
             found = tl.sum((key != 0).to(tl.int32), 0)

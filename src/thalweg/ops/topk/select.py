@@ -10,8 +10,6 @@ Scores are compared as unsigned keys of the same order (NaN highest); key 0 is n
 import triton
 import triton.language as tl
 
-_PACK = tl.constexpr(20)  # bits of a count: three counts stand in 64 bits and are summed at once
-
 
 @triton.jit
 def to_key(score):
@@ -38,14 +36,14 @@ def search(key, count, k, slack):
         middle = low + width // 2
         first = low + width // 4
         last = middle + width // 4
+        # Three counts of 20 bits stand in 64, so that one reduction sums them.
         ones = (key >= first).to(tl.int64)
-        ones += (key >= middle).to(tl.int64) << _PACK
-        ones += (key >= last).to(tl.int64) << (2 * _PACK)
+        ones += (key >= middle).to(tl.int64) << 20
+        ones += (key >= last).to(tl.int64) << 40
         sums = tl.sum(ones, 0)
-        mask = (1 << _PACK) - 1
-        at_first = (sums & mask).to(tl.int32)
-        at_middle = ((sums >> _PACK) & mask).to(tl.int32)
-        at_last = (sums >> (2 * _PACK)).to(tl.int32)
+        at_first = (sums & 0xFFFFF).to(tl.int32)
+        at_middle = ((sums >> 20) & 0xFFFFF).to(tl.int32)
+        at_last = (sums >> 40).to(tl.int32)
         above = at_high
         high_before = high
         high = tl.where(at_last >= k, high_before, tl.where(at_middle >= k, last, tl.where(at_first >= k, middle, first)))
@@ -100,9 +98,9 @@ def absorb(key, index, keys, indices, count, bar, k, SIZE: tl.constexpr, CAPACIT
 
 
 @triton.jit
-def segment_of(program, first_program, row_in_run, ROWS: tl.constexpr):
-    """Where a program's segment of a row stands in the arrays by segment: of a run that it begins, or that it goes on with."""
-    return (program * 2 + (program == first_program).to(tl.int32)) * ROWS + row_in_run
+def list_of(number, first_program, row, row_in_run, rows, ROWS: tl.constexpr):
+    """The list of a row's segment `number`: of the row itself where it begins, else of the program that goes on with it."""
+    return tl.where(number == 0, row, rows + (first_program + number) * ROWS + row_in_run)
 
 
 @triton.jit

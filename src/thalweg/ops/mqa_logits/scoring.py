@@ -1,0 +1,59 @@
+"""Indexer scores of one tile on tensor cores: the pieces that mqa_logits and index_topk share.
+
+A tile: keys [BLOCK, D] (shared memory, several in flight) times the queries of up to ROWS rows of the request [D, ROWS x
+heads] (shared memory, loaded once a row): float32 products in registers, where ReLU, head weights, the sum over heads and
+the keys' scales follow. Keys are the rows of the product, so that the sum over heads crosses four lanes only.
+"""
+
+import triton
+import triton.language as tl
+
+from thalweg.ops.device.e4m3 import e4m3_to_f16
+
+
+@triton.jit
+def load_queries(q, weights, row, size, heads, q_row, q_head, DOT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+                 WIDTH: tl.constexpr, D: tl.constexpr):  # fmt: skip
+    """The queries [D, ROWS x HEADS] and head weights [ROWS x HEADS] of `size` rows from `row` on; zeros beyond them."""
+    column = tl.arange(0, ROWS * HEADS)
+    j = column // HEADS
+    head = column % HEADS
+    inside = (j < size) & (head < heads)
+    d = tl.arange(0, D)
+    at = (row + j).to(tl.int64) * q_row + head * q_head
+    codes = tl.load(q + at[None, :] + d[:, None], mask=inside[None, :] & (d < WIDTH)[:, None], other=0.0)
+    weight = tl.load(weights + (row + j).to(tl.int64) * heads + head, mask=inside, other=0.0)
+    return as_operand(codes, DOT), weight
+
+
+@triton.jit
+def as_operand(codes, DOT: tl.constexpr):
+    """e4m3 as the matrix product takes it: as it is (DOT "fp8"), or as float16, exactly (DOT says how: `e4m3_to_f16`)."""
+    if DOT == "fp8":
+        return codes
+    else:
+        return e4m3_to_f16(codes, DOT)
+
+
+@triton.jit
+def tile_scores(keys, scales, pages, entry, live, pool, page_stride, scale_stride, queries, weight, DOT: tl.constexpr, PAGE: tl.constexpr,
+                ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Scores float32 [BLOCK, ROWS] of the entries of one request; -inf where the page is in no pool. PAGE 0: no pages."""
+    if PAGE == 0:
+        page = entry * 0
+        slot = entry
+    else:
+        page = tl.load(pages + entry // PAGE, mask=live, other=-1)
+        slot = entry % PAGE
+    there = live & (page >= 0) & (page < pool)
+    d = tl.arange(0, D)
+    at = page.to(tl.int64) * page_stride + slot.to(tl.int64) * WIDTH
+    inside = there[:, None]
+    if WIDTH < D:
+        inside = inside & (d < WIDTH)[None, :]
+    codes = tl.load(keys + at[:, None] + d[None, :], mask=inside, other=0.0)
+    scale = tl.load(scales + page.to(tl.int64) * scale_stride + slot, mask=there, other=0.0)
+    dots = tl.dot(as_operand(codes, DOT), queries, out_dtype=tl.float32)
+    weighted = tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
+    scores = tl.sum(tl.reshape(weighted, (BLOCK, ROWS, HEADS)), 2) * scale[:, None]
+    return tl.where(there[:, None], scores, float("-inf"))
