@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # Pinned here and not in the package: an install beside SGLang must change no version. Override: make test TORCH=torch==2.14.1
 TORCH ?= torch==2.13.0
+# A version of triton where it must be the same every time (.ci/run); by default what torch and the package ask for.
+TRITON ?=
 export OMP_NUM_THREADS ?= 1
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -11,7 +13,7 @@ STAMP := $(VENV)/.installed
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" $(TRITON)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $(STAMP)
 

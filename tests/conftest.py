@@ -1,11 +1,15 @@
 """GPU tests run where a CUDA device is; elsewhere they are deselected, the run says how many, and kernels are interpreted."""
 
+import platform
+
 import pytest
 import torch
 
 from tests import interpreter
 
-if not torch.cuda.is_available():
+if platform.system() != "Linux":  # there is no triton; on Linux a missing one is a failure
+    collect_ignore = ["kernels", "ops/device", "ops/test_hardware.py", "test_interpreter.py"]
+elif not torch.cuda.is_available():
     interpreter.interpret()
 
 

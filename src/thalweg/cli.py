@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     # Imported here: `thalweg --version` and later verbs need no torch.
-    from thalweg import cli_explain, cli_generate, cli_serve
+    from thalweg import cli_explain, cli_generate, cli_kernels, cli_serve
 
     parser = _Parser(prog="thalweg", description="Long-context serving of sparse-attention models.")
     parser.add_argument("--version", action="version", version=f"thalweg {__version__}")
@@ -73,4 +73,5 @@ def _parser() -> argparse.ArgumentParser:
     cli_generate.add(verbs)
     cli_serve.add(verbs)
     cli_explain.add(verbs)
+    cli_kernels.add(verbs)
     return parser

@@ -73,11 +73,12 @@ def by_architecture(name: str) -> Hardware:
     """The architecture `name` under the installed Triton. Raises UserError for an unknown one, or without triton."""
     facts = _ARCHITECTURES.get(name)
     if facts is None:
-        raise UserError(f"architecture {name}: not known; there are: {', '.join(_ARCHITECTURES)}")
+        raise UserError(f"architecture {name!r}: not known; there are: {', '.join(_ARCHITECTURES)}")
     problem = _triton_missing()
     if problem is not None:
         raise UserError(f"architecture {name}: {problem}")
-    version = _triton_version()
+    major, minor = triton_version().split(".")[:2]
+    version = (int(major), int(minor))
     nvidia = name in NVIDIA
     return Hardware(
         name=name,
@@ -111,7 +112,7 @@ def triton_unsupported(device: torch.device) -> str | None:
     problem = _triton_missing()
     if problem is not None:
         return problem
-    if device.type == "cpu" and _interpreting():
+    if device.type == "cpu" and interpreting():
         return None
     if device.type != "cuda":
         return "needs a GPU"
@@ -137,14 +138,15 @@ def _triton_missing() -> str | None:
     return None
 
 
-def _triton_version() -> tuple[int, int]:
+def triton_version() -> str:
+    """The installed version of triton: "3.9.0". Needs triton."""
     import triton
 
-    major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
+    return triton.__version__
 
 
-def _interpreting() -> bool:
+def interpreting() -> bool:
+    """Whether kernels are interpreted in this process (TRITON_INTERPRET=1). Needs triton."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
