@@ -13,8 +13,8 @@ from typing import Any
 class KernelVariant:
     """One configuration of one kernel.
 
-    `signature` gives every parameter of `kernel`, a @triton.jit function, its Triton type ("*fp8e4nv", "*fp32", "i32", "i64")
-    or "constexpr"; `constexprs` gives the values of the latter. `divisible_by_16` names the pointers (bytes) and integers that
+    `signature` gives the parameters of `kernel`, a @triton.jit function, their Triton types ("*fp8e4nv", "*fp32", "i32",
+    "i64"), `constexprs` gives those that are constants their values. `divisible_by_16` names the pointers (bytes) and integers that
     Triton may assume divisible by 16, as its launcher finds them to be.
     """
 
