@@ -26,6 +26,7 @@ from thalweg.ops.topk.triton import MOST, PROGRAMS, SCANS, capacity, merge, scan
 from thalweg.ops.variants import KernelVariant
 
 FRESH = 1024  # scores that wait to be absorbed, of a row
+SIZE = 256  # of them absorbed at once
 
 
 @triton.jit
@@ -41,7 +42,7 @@ def index_score_kernel(
     rows, requests, heads, span, pool, k, q_row, q_head, page_stride, scale_stride, table_stride,
     MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
-    STAGES: tl.constexpr, FRESH: tl.constexpr, CAPACITY: tl.constexpr,
+    STAGES: tl.constexpr, FRESH: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """A list of candidates, its length and a bound for every segment of every row."""
     program = tl.program_id(0)
@@ -69,20 +70,21 @@ def index_score_kernel(
                 stop = tl.minimum(begin + FRESH // BLOCK, last)
                 for t in tl.range(begin, stop, num_stages=STAGES):
                     entry = t * BLOCK + tl.arange(0, BLOCK)
-                    scores = tile_scores(keys, scales, table, entry, entry < longest, pool, page_stride, scale_stride, queries, weight,
+                    scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
                                          DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
                     at = j[None, :] * FRESH + (entry - begin * BLOCK)[:, None]
                     tl.store(own + at, scores)
                 tl.debug_barrier()
                 for i in range(0, size):
-                    place = tl.arange(0, FRESH)
-                    entry = begin * BLOCK + place
-                    live = (entry < element(length, i, ROWS)) & (entry < stop * BLOCK)
-                    score = tl.load(own + i * FRESH + place, mask=live, other=0.0)
-                    key = tl.where(live, to_key(score), 0)
                     at = (segments + i).to(tl.int64) * CAPACITY
-                    new_count, new_bar = absorb(key, entry, list_keys + at, list_indices + at, element(count, i, ROWS),
-                                                element(bar, i, ROWS).to(tl.uint32), k, FRESH, CAPACITY)  # fmt: skip
+                    row_length = tl.minimum(element(length, i, ROWS), stop * BLOCK)
+                    new_count = element(count, i, ROWS)
+                    new_bar = element(bar, i, ROWS).to(tl.uint32)
+                    for start in tl.range(begin * BLOCK, row_length, SIZE, num_stages=1):
+                        entry = start + tl.arange(0, SIZE)
+                        score = tl.load(own + i * FRESH + entry - begin * BLOCK, mask=entry < row_length, other=0.0)
+                        key = tl.where(entry < row_length, to_key(score), 0)
+                        new_count, new_bar = absorb(key, entry, list_keys + at, list_indices + at, new_count, new_bar, k, SIZE, CAPACITY)
                     count = tl.where(j == i, new_count, count)
                     bar = tl.where(j == i, new_bar, bar)
                 tl.debug_barrier()
@@ -131,7 +133,7 @@ def _index_topk(
     requests, span = page_table.shape[0], page_table.shape[1] * page
     choice = mqa_choice.choose(hardware.of_device(device), rows, requests, heads, exact)
     programs = min(choice.per_multiprocessor * hardware.multiprocessors(device), PROGRAMS)
-    memory = scratch(device, programs, choice.run_rows, capacity(k), FRESH)
+    memory = scratch(device, programs, choice.run_rows, capacity(k, SIZE), FRESH)
     keys, scales = mqa_choice.codes_and_scales(cache, choice.dot)
     q, weights, lengths = mqa_choice.as_codes(q, choice.dot), weights.contiguous(), lengths.contiguous()
     indices = torch.empty(rows, k, dtype=torch.int32, device=device)
@@ -142,7 +144,7 @@ def _index_topk(
         owners = None if row_to_request is None else row_to_request[part]
         if owners is None and count < rows:
             owners = torch.arange(start, part.stop, dtype=torch.int32, device=device)
-        variant = score_variant(choice, owners is not None, page, scan_of(count), capacity(k))
+        variant = score_variant(choice, owners is not None, page, scan_of(count), capacity(k, SIZE))
         variant.launch(
             (programs,),
             q[part], keys, scales, weights[part], lengths[part], page_table, lengths if owners is None else owners,
@@ -171,7 +173,7 @@ def score_variant(choice: mqa_choice.Choice, mapped: bool, page: int, scan: int,
         kernel=index_score_kernel,
         signature=pointers | scalars | strides,
         constexprs=choice.constexprs()
-        | {"MAPPED": mapped, "PAGE": page, "WIDTH": WIDTH, "D": WIDTH, "SCAN": scan, "FRESH": FRESH, "CAPACITY": capacity},
+        | {"MAPPED": mapped, "PAGE": page, "WIDTH": WIDTH, "D": WIDTH, "SCAN": scan, "FRESH": FRESH, "SIZE": SIZE, "CAPACITY": capacity},
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
         num_warps=choice.warps,
         num_stages=choice.stages,
@@ -185,6 +187,6 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `index_topk` can choose, for pages of 64 keys."""
     for choice in mqa_choice.all_choices(hardware):
         for scan in SCANS:
-            for size in sorted({capacity(1), capacity(MOST)}):
+            for size in sorted({capacity(k, SIZE) for k in (512, MOST)}):
                 for mapped in (False, True):
                     yield score_variant(choice, mapped, INDEX_PAGE_KEYS, scan, size)

@@ -36,23 +36,38 @@ def as_operand(codes, DOT: tl.constexpr):
 
 
 @triton.jit
-def tile_scores(keys, scales, pages, entry, live, pool, page_stride, scale_stride, queries, weight, DOT: tl.constexpr, PAGE: tl.constexpr,
+def tile_scores(keys, scales, pages, start, end, pool, page_stride, scale_stride, queries, weight, DOT: tl.constexpr, PAGE: tl.constexpr,
                 ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Scores float32 [BLOCK, ROWS] of the entries of one request; -inf where the page is in no pool. PAGE 0: no pages."""
+    """Scores float32 [BLOCK, ROWS] of the entries from `start` on, live below `end`; -inf where the page is in no pool.
+
+    PAGE 0: the keys lie side by side.
+    """
+    lane = tl.arange(0, BLOCK)
+    entry = start + lane
+    live = entry < end
     if PAGE == 0:
-        page = entry * 0
-        slot = entry
+        there = live
+        slot = entry.to(tl.int64)
+        scale_at = slot
+        key_at = slot * WIDTH
+    elif PAGE % BLOCK == 0:  # the tile lies in one page
+        page = tl.load(pages + start // PAGE).to(tl.int64)
+        there = entry < tl.where((page >= 0) & (page < pool), end, 0)
+        slot = start % PAGE + lane
+        scale_at = page * scale_stride + slot
+        key_at = page * page_stride + slot * WIDTH
     else:
-        page = tl.load(pages + entry // PAGE, mask=live, other=-1)
+        page = tl.load(pages + entry // PAGE, mask=live, other=-1).to(tl.int64)
+        there = live & (page >= 0) & (page < pool)
         slot = entry % PAGE
-    there = live & (page >= 0) & (page < pool)
+        scale_at = page * scale_stride + slot
+        key_at = page * page_stride + slot * WIDTH
     d = tl.arange(0, D)
-    at = page.to(tl.int64) * page_stride + slot.to(tl.int64) * WIDTH
     inside = there[:, None]
     if WIDTH < D:
         inside = inside & (d < WIDTH)[None, :]
-    codes = tl.load(keys + at[:, None] + d[None, :], mask=inside, other=0.0)
-    scale = tl.load(scales + page.to(tl.int64) * scale_stride + slot, mask=there, other=0.0)
+    codes = tl.load(keys + key_at[:, None] + d[None, :], mask=inside, other=0.0)
+    scale = tl.load(scales + scale_at, mask=there, other=0.0)
     dots = tl.dot(as_operand(codes, DOT), queries, out_dtype=tl.float32)
     weighted = tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
     scores = tl.sum(tl.reshape(weighted, (BLOCK, ROWS, HEADS)), 2) * scale[:, None]

@@ -52,7 +52,7 @@ def paged_logits_kernel(
             table = pages + request.to(tl.int64) * table_stride
             for t in tl.range(first, last, num_stages=STAGES):
                 entry = t * BLOCK + tl.arange(0, BLOCK)
-                scores = tile_scores(keys, scales, table, entry, entry < longest, pool, page_stride, scale_stride, queries, weight,
+                scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
                                      DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
                 at = (row + j).to(tl.int64)[None, :] * out_stride + entry[:, None]
                 tl.store(out + at, scores, mask=entry[:, None] < length[None, :])
@@ -87,7 +87,7 @@ def ragged_logits_kernel(
             row_end = tl.minimum(tl.load(ends + row + j, mask=j < size, other=0), span)
             for t in tl.range(first, last, num_stages=STAGES):
                 entry = begin + t * BLOCK + tl.arange(0, BLOCK)
-                scores = tile_scores(keys, scales, keys, entry, entry < begin + longest, 1, 0, 0, queries, weight,
+                scores = tile_scores(keys, scales, keys, begin + t * BLOCK, begin + longest, 1, 0, 0, queries, weight,
                                      DOT, 0, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
                 at = (row + j).to(tl.int64)[None, :] * out_stride + entry[:, None]
                 wanted = (entry[:, None] >= row_start[None, :]) & (entry[:, None] < row_end[None, :])

@@ -64,11 +64,11 @@ def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, det
     rows, width = logits.shape
     indices = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     programs = min(2 * multiprocessors(logits.device), PROGRAMS)
-    memory = scratch(logits.device, programs, 1, capacity(k), 0)
+    memory = scratch(logits.device, programs, 1, capacity(k, SIZE), 0)
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start
-        variant = list_variant(scan_of(count), capacity(k))
+        variant = list_variant(scan_of(count), capacity(k, SIZE))
         variant.launch(
             (programs,),
             logits[part], lengths[part], memory.list_keys, memory.list_indices, memory.bounds, memory.counts,
@@ -94,9 +94,9 @@ def by_score(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return indices.gather(1, torch.sort(scores, dim=1, descending=True, stable=True).indices)
 
 
-def capacity(k: int) -> int:
-    """Entries of a list: what a compression leaves and a tile fit into it."""
-    return 1 << (k + k // 4 + SIZE - 1).bit_length()
+def capacity(k: int, size: int) -> int:
+    """Entries of a list: what a compression leaves fits into it, and `size` new ones; 1,024 at least."""
+    return max(1024, 1 << (k + k // 4 + size - 1).bit_length())
 
 
 def scan_of(rows: int) -> int:
@@ -176,7 +176,7 @@ def merge_variant(
 def variants(hardware: Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `topk` can choose."""
     for scan in SCANS:
-        for size in sorted({capacity(1), capacity(MOST)}):
+        for size in sorted({capacity(k, SIZE) for k in (1, MOST)}):
             yield list_variant(scan, size)
             for parts in _PARTS:
                 yield merge_variant(False, 0, 1, SIZE, scan, size, parts)
