@@ -26,14 +26,19 @@ class KernelVariant:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
+    dependent: bool = False  # may start before the launch in front of it has ended, for which it waits itself
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
     def options(self) -> dict[str, Any]:
         """The compiler's options, which a launch passes as they are: kernel[grid](..., **variant.options())."""
         # Fused multiply-add by choice: Triton's default is about to change.
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-        return options if self.max_registers is None else options | {"maxnreg": self.max_registers}
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        if self.dependent:
+            options["launch_pdl"] = True
+        return options
 
     def launch(self, grid: tuple[int, ...], *args: Any) -> None:
         """Launches the kernel in this configuration; args: its parameters up to the constexprs."""

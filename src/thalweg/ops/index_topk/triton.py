@@ -1,9 +1,9 @@
-"""Scores and selection over the keys that are there: the scores are never written out.
+"""Scores and selection over the keys that are there: scores of short rows stay in scratch, those of long ones only as maxima.
 
-Grid and tiles: as mqa_logits/triton.py. Scores of up to FRESH entries go to a program's own stretch of scratch (it stays in
-L2); what exceeds the bar is absorbed into the list of the segment (topk/select.py), and topk/merge.py selects in a second
-launch. Scratch: a list of CAPACITY entries a row, and one more for each row of the run that a program goes on with: whatever
-the lengths and the table's width.
+First launch: the grid and the tiles of mqa_logits/triton.py; a tile's scores become keys, and maxima of eight keys side by
+side. A row up to DENSE entries long leaves both, a longer one its maxima alone, so that scratch does not grow with a length.
+Second launch: grid = rows; in registers CAPACITY candidates, 16 a thread (topk/select.py). A long row selects its best groups
+of eight, scores these again (BLOCK keys at a time, on tensor cores) and selects among them.
 """
 
 import functools
@@ -16,89 +16,123 @@ import triton.language as tl
 from thalweg.layouts.index_fp8 import WIDTH
 from thalweg.layouts.sizes import INDEX_PAGE_KEYS
 from thalweg.ops import hardware
-from thalweg.ops.device.rows import program_of, row_of, run_of, share_of
-from thalweg.ops.mqa_logits import choice as mqa_choice
+from thalweg.ops.device.rows import row_of, run_of, share_of
+from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits.live import check_live
-from thalweg.ops.mqa_logits.scoring import load_queries, tile_scores
-from thalweg.ops.topk.scratch import ROWS_AT_ONCE, scratch
-from thalweg.ops.topk.select import absorb, list_of, post_bound, to_key
-from thalweg.ops.topk.triton import MOST, PROGRAMS, SCANS, capacity, merge, scan_of, too_many
+from thalweg.ops.mqa_logits.scoring import load_queries, scores_at, tile_scores
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.select import best, candidates, side_by_side, to_key_of_result
+from thalweg.ops.topk.triton import MOST, SCANS, SIZE, fill, scan_of, too_many
 from thalweg.ops.variants import KernelVariant
 
-FRESH = 1024  # scores that wait to be absorbed, of a row
-SIZE = 256  # of them absorbed at once
+LONGEST = 8 * DENSE  # entries of a row
+_RESCORED = {"fp8": 256}  # keys that are scored again at once
+_RESCORED_F16 = 128
 
 
 @triton.jit
-def element(vector, j, SIZE: tl.constexpr):
-    """vector[j]"""
-    return tl.sum(tl.where(tl.arange(0, SIZE) == j, vector, 0), 0)
-
-
-@triton.jit
-def index_score_kernel(
-    q, keys, scales, weights, lengths, pages, row_to_request,
-    list_keys, list_indices, fresh, bounds, counts,
-    rows, requests, heads, span, pool, k, q_row, q_head, page_stride, scale_stride, table_stride,
-    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
-    STAGES: tl.constexpr, FRESH: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+def keys_kernel(
+    q, keys, scales, weights, lengths, pages, row_to_request, dense, maxima,
+    rows, requests, heads, span, pool, q_row, q_head, page_stride, scale_stride, table_stride,
+    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr,
+    DENSE: tl.constexpr,
 ):  # fmt: skip
-    """A list of candidates, its length and a bound for every segment of every row."""
+    """Keys of the scores and their maxima of eight, or for rows longer than DENSE the maxima in the keys' place."""
     program = tl.program_id(0)
     total, working, tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
-    j = tl.arange(0, ROWS)
-    own = fresh + program.to(tl.int64) * (ROWS * FRESH)
     while tile < end:
         request, size, longest, tiles = run_of(
             row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK
         )
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
-        first_program = program_of(row_begin, total, working)
-        owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
-        length = tl.where(j < size, length, 0)
-        table = pages + request.to(tl.int64) * table_stride
-        count = tl.zeros((ROWS,), tl.int32)
-        bar = tl.zeros((ROWS,), tl.uint32)
-        segments = list_of(program - first_program, first_program, row, 0, rows, ROWS)
         if longest > 0:
             queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, ROWS, HEADS, WIDTH, D)
-            for begin in range(first, last, FRESH // BLOCK):
-                stop = tl.minimum(begin + FRESH // BLOCK, last)
-                for t in tl.range(begin, stop, num_stages=STAGES):
-                    entry = t * BLOCK + tl.arange(0, BLOCK)
-                    scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
-                                         DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
-                    at = j[None, :] * FRESH + (entry - begin * BLOCK)[:, None]
-                    tl.store(own + at, scores)
-                tl.debug_barrier()
-                for i in range(0, size):
-                    at = (segments + i).to(tl.int64) * CAPACITY
-                    row_length = tl.minimum(element(length, i, ROWS), stop * BLOCK)
-                    new_count = element(count, i, ROWS)
-                    new_bar = element(bar, i, ROWS).to(tl.uint32)
-                    for start in tl.range(begin * BLOCK, row_length, SIZE, num_stages=1):
-                        entry = start + tl.arange(0, SIZE)
-                        score = tl.load(own + i * FRESH + entry - begin * BLOCK, mask=entry < row_length, other=0.0)
-                        key = tl.where(entry < row_length, to_key(score), 0)
-                        new_count, new_bar = absorb(key, entry, list_keys + at, list_indices + at, new_count, new_bar, k, SIZE, CAPACITY)
-                    count = tl.where(j == i, new_count, count)
-                    bar = tl.where(j == i, new_bar, bar)
-                tl.debug_barrier()
-        tl.debug_barrier()
-        for i in range(0, size):
-            at = (segments + i).to(tl.int64) * CAPACITY
-            row_length = element(length, i, ROWS)
-            scored = tl.maximum(tl.minimum(row_length, last * BLOCK) - first * BLOCK, 0)
-            held = element(count, i, ROWS)
-            post_bound(list_keys + at, held, bounds + segments + i, scored, row_length, k, CAPACITY)
-            tl.store(counts + segments + i, held)
+            j = tl.arange(0, ROWS)
+            owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            length = tl.where(j < size, length, 0)
+            whole = tl.where(length <= DENSE, length, 0)  # entries that are kept one by one
+            own = dense + (row + j).to(tl.int64) * DENSE
+            # Maxima of eight: beside the keys, or in their place.
+            own_maxima = tl.where(length <= DENSE, maxima + (row + j).to(tl.int64) * (DENSE // 8), own)
+            table = pages + request.to(tl.int64) * table_stride
+            for t in tl.range(first, last, num_stages=STAGES):
+                scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
+                                     DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
+                entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
+                key = to_key_of_result(scores)
+                if ROWS > 1:  # what is beyond a shorter row of the run is none of its
+                    key = tl.where(entry < length[None, :], key, 0)
+                tl.store(own[None, :] + entry, key.to(tl.int32, bitcast=True), mask=entry < whole[None, :])
+                eighth = t * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[:, None]
+                of_eight = tl.max(tl.reshape(key, (BLOCK // 8, 8, ROWS)), 1).to(tl.int32, bitcast=True)
+                tl.store(own_maxima[None, :] + eighth, of_eight, mask=eighth * 8 < length[None, :])
         tile = row_begin + last
         row_begin += tiles
         row += size
+
+
+@triton.jit
+def select_kernel(
+    q, keys, scales, weights, lengths, pages, row_to_request,
+    dense, maxima, chosen, list_keys, list_indices, out_indices, out_slots,
+    rows, requests, heads, span, pool, k, page_slots, q_row, q_head, page_stride, scale_stride, table_stride,
+    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """indices, rising, and slots int32 [rows, k], then -1."""
+    row = tl.program_id(0)
+    if EARLY:  # started while the scores are still written
+        tl.extra.cuda.gdc_wait()
+    request, length = row_of(row, lengths, row_to_request, rows, requests, span, MAPPED)
+    at = row.to(tl.int64)
+    dense += at * DENSE
+    maxima += at * (DENSE // 8)
+    chosen += at * (DENSE // 8)
+    list_keys += at * CAPACITY
+    list_indices += at * CAPACITY
+    table = pages + tl.maximum(request, 0).to(tl.int64) * table_stride
+    grouped = length > DENSE
+    entries = tl.where(grouped, (length + 7) // 8, length)
+    if grouped:
+        for start in tl.range(0, entries, CAPACITY, num_stages=1):
+            eighth = start // 8 + tl.arange(0, CAPACITY // 8)
+            group = eighth[:, None] * 8 + tl.arange(0, 8)[None, :]
+            some = tl.load(dense + group, mask=group < entries, other=0).to(tl.uint32, bitcast=True)
+            tl.store(maxima + eighth, tl.max(some, 1).to(tl.int32, bitcast=True), mask=eighth * 8 < entries)
+        tl.debug_barrier()
+    key, index = candidates(dense, entries, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY)
+    if grouped:
+        keep, place, kept, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+        tl.store(chosen + place, index, mask=keep)
+        tl.debug_barrier()
+        queries, weight = load_queries(q, weights, row, 1, heads, q_row, q_head, DOT, 1, HEADS, WIDTH, D)
+        for start in tl.range(0, kept * 8, BLOCK, num_stages=1):
+            member = start + tl.arange(0, BLOCK)
+            entry = tl.load(chosen + member // 8, mask=member < kept * 8, other=span) * 8 + member % 8
+            live = entry < length
+            page = tl.load(table + entry // PAGE, mask=live, other=-1).to(tl.int64)
+            there = live & (page >= 0) & (page < pool)
+            slot = entry % PAGE
+            scores = scores_at(keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, queries, weight,
+                               DOT, 1, HEADS, WIDTH, D, BLOCK)  # fmt: skip
+            member_key = tl.where(live, to_key_of_result(tl.reshape(scores, (BLOCK,))), 0)
+            tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * 8)
+        tl.debug_barrier()
+        # Side by side they lie in the order of their indices: their places are the groups 0, 1, ... of the scratch.
+        member_key, member = side_by_side(dense, kept * 8, list_keys, list_indices, k, SIZE, CAPACITY)
+        key = member_key
+        index = tl.load(chosen + member // 8, mask=key != 0, other=0) * 8 + member % 8
+    keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    page = tl.load(table + index // PAGE, mask=keep, other=-1).to(tl.int64)
+    slot = tl.where((page >= 0) & (page < pool), page * page_slots + index % PAGE, -1).to(tl.int32)
+    tl.store(out_indices + at * k + place, index, mask=keep)
+    tl.store(out_slots + at * k + place, slot, mask=keep)
+    fill(out_indices + at * k, found, k, SIZE)
+    fill(out_slots + at * k, found, k, SIZE)
 
 
 def index_topk(*args) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +147,10 @@ def index_topk_f16(*args) -> tuple[torch.Tensor, torch.Tensor]:
 
 def rejects(q, cache, weights, lengths, page_table, k, *rest) -> str | None:
     """Why these arguments are not for the kernels, or None."""
-    return mqa_choice.rejects(q, cache) or too_many(k)
+    span = page_table.shape[1] * cache.shape[1]
+    if span > LONGEST:
+        return f"rows of up to {span} entries, they hold {LONGEST} at most"
+    return choices.rejects(q, cache) or too_many(k)
 
 
 def _index_topk(
@@ -131,62 +168,89 @@ def _index_topk(
     check_live(cache.shape[0], cache.shape[1], lengths, page_table, row_to_request)
     device, rows, heads, page = q.device, q.shape[0], q.shape[1], cache.shape[1]
     requests, span = page_table.shape[0], page_table.shape[1] * page
-    choice = mqa_choice.choose(hardware.of_device(device), rows, requests, heads, exact)
-    programs = min(choice.per_multiprocessor * hardware.multiprocessors(device), PROGRAMS)
-    memory = scratch(device, programs, choice.run_rows, capacity(k, SIZE), FRESH)
-    keys, scales = mqa_choice.codes_and_scales(cache, choice.dot)
-    q, weights, lengths = mqa_choice.as_codes(q, choice.dot), weights.contiguous(), lengths.contiguous()
+    architecture = hardware.of_device(device)
+    choice = choices.choose(architecture, rows, requests, heads, exact)
+    programs = choice.per_multiprocessor * hardware.multiprocessors(device)
+    keys, scales = choices.codes_and_scales(cache, choice.dot)
+    q, weights, lengths = choices.as_codes(q, choice.dot), weights.contiguous(), lengths.contiguous()
     indices = torch.empty(rows, k, dtype=torch.int32, device=device)
     slots = torch.empty_like(indices)
+    if row_to_request is None and rows > ROWS_AT_ONCE:
+        row_to_request = torch.arange(rows, dtype=torch.int32, device=device)
+    mapped = row_to_request is not None
+    owners = row_to_request if mapped else lengths
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start
-        owners = None if row_to_request is None else row_to_request[part]
-        if owners is None and count < rows:
-            owners = torch.arange(start, part.stop, dtype=torch.int32, device=device)
-        variant = score_variant(choice, owners is not None, page, scan_of(count), capacity(k, SIZE))
-        variant.launch(
-            (programs,),
-            q[part], keys, scales, weights[part], lengths[part], page_table, lengths if owners is None else owners,
-            memory.list_keys, memory.list_indices, memory.fresh, memory.bounds, memory.counts,
-            count, requests, heads, span, cache.shape[0], k, q.stride(0), q.stride(1),
-            keys.stride(0), scales.stride(0), page_table.stride(0),
+        memory = scratch(device, count)
+        inputs = (q[part], keys, scales, weights[part], lengths[part], page_table, owners[part])
+        strides = (q.stride(0), q.stride(1), keys.stride(0), scales.stride(0), page_table.stride(0))
+        keys_variant(choice, mapped, page, scan_of(count)).launch(
+            (programs,), *inputs, memory.dense, memory.maxima,
+            count, requests, heads, span, cache.shape[0], *strides,
         )  # fmt: skip
-        merge(
-            memory, lengths[part], owners, page_table, indices[part], slots[part], span, programs, cache.shape[0],
-            page_slots, choice.run_rows, choice.block, page,
+        select_variant(choice.dot, choice.heads, mapped, page, architecture.dependent_launch).launch(
+            (count,), *inputs, memory.dense, memory.maxima, memory.chosen, memory.list_keys, memory.list_indices,
+            indices[part], slots[part], count, requests, heads, span, cache.shape[0], k, page_slots, *strides,
         )  # fmt: skip
     return indices, slots
 
 
+def _pointers(dot: str) -> dict[str, str]:
+    code = "*fp8e4nv" if dot == "fp8" else "*u8"
+    inputs = {"q": code, "keys": code, "scales": "*fp32", "weights": "*fp32"}
+    return inputs | dict.fromkeys(("lengths", "pages", "row_to_request", "dense", "maxima"), "*i32")
+
+
+_STRIDES = dict.fromkeys(("q_row", "q_head", "page_stride", "scale_stride", "table_stride"), "i64")
+
+
 @functools.cache
-def score_variant(choice: mqa_choice.Choice, mapped: bool, page: int, scan: int, capacity: int) -> KernelVariant:
-    """The kernel that scores and lists candidates."""
-    code = "*fp8e4nv" if choice.dot == "fp8" else "*u8"
-    pointers = {"q": code, "keys": code, "scales": "*fp32", "weights": "*fp32"}
-    pointers |= dict.fromkeys(("lengths", "pages", "row_to_request", "list_keys", "list_indices"), "*i32")
-    pointers |= {"fresh": "*fp32", "bounds": "*i32", "counts": "*i32"}
-    scalars = dict.fromkeys(("rows", "requests", "heads", "span", "pool", "k"), "i32")
-    strides = dict.fromkeys(("q_row", "q_head", "page_stride", "scale_stride", "table_stride"), "i64")
+def keys_variant(choice: choices.Choice, mapped: bool, page: int, scan: int) -> KernelVariant:
+    """The kernel that scores."""
+    pointers = _pointers(choice.dot)
     return KernelVariant(
-        name=f"index_topk/{choice.label()}/{'mapped' if mapped else 'plain'}/page{page}/scan{scan}/capacity{capacity}",
-        kernel=index_score_kernel,
-        signature=pointers | scalars | strides,
+        name=f"index_topk/score/{choice.label()}/{'mapped' if mapped else 'plain'}/page{page}/scan{scan}",
+        kernel=keys_kernel,
+        signature=pointers | dict.fromkeys(("rows", "requests", "heads", "span", "pool"), "i32") | _STRIDES,
         constexprs=choice.constexprs()
-        | {"MAPPED": mapped, "PAGE": page, "WIDTH": WIDTH, "D": WIDTH, "SCAN": scan, "FRESH": FRESH, "SIZE": SIZE, "CAPACITY": capacity},
+        | {"MAPPED": mapped, "PAGE": page, "WIDTH": WIDTH, "D": WIDTH, "SCAN": scan, "DENSE": DENSE},
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
         num_warps=choice.warps,
         num_stages=choice.stages,
         max_registers=choice.max_registers,
-        representative=choice.heads == 64 and scan == 16 and not mapped,
+        representative=choice.heads == 64 and scan == SCANS[0] and not mapped,
+        matrix=True,
+    )
+
+
+@functools.cache
+def select_variant(dot: str, heads: int, mapped: bool, page: int, early: bool) -> KernelVariant:
+    """The kernel that selects."""
+    names = ("chosen", "list_keys", "list_indices", "out_indices", "out_slots")
+    pointers = _pointers(dot) | dict.fromkeys(names, "*i32")
+    scalars = ("rows", "requests", "heads", "span", "pool", "k", "page_slots")
+    return KernelVariant(
+        name=f"index_topk/select/{dot}/heads{heads}/{'mapped' if mapped else 'plain'}/page{page}",
+        kernel=select_kernel,
+        signature=pointers | dict.fromkeys(scalars, "i32") | _STRIDES,
+        constexprs={
+            "MAPPED": mapped, "DOT": dot, "PAGE": page, "HEADS": heads, "WIDTH": WIDTH, "D": WIDTH, "BLOCK": _RESCORED.get(dot, _RESCORED_F16),
+            "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY, "EARLY": early,
+        },  # fmt: skip
+        divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
+        num_warps=16,
+        dependent=early,
+        representative=heads == 64 and not mapped,
         matrix=True,
     )
 
 
 def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `index_topk` can choose, for pages of 64 keys."""
-    for choice in mqa_choice.all_choices(hardware):
-        for scan in SCANS:
-            for size in sorted({capacity(k, SIZE) for k in (512, MOST)}):
-                for mapped in (False, True):
-                    yield score_variant(choice, mapped, INDEX_PAGE_KEYS, scan, size)
+    for choice in choices.all_choices(hardware):
+        for mapped in (False, True):
+            if choice.run_rows == choices.RUN_ROWS[0]:
+                yield select_variant(choice.dot, choice.heads, mapped, INDEX_PAGE_KEYS, hardware.dependent_launch)
+            for scan in SCANS:
+                yield keys_variant(choice, mapped, INDEX_PAGE_KEYS, scan)

@@ -45,8 +45,8 @@ def configure(hardware: Hardware, run_rows: int, heads: int, exact: bool) -> Cho
     """The configuration for runs of `run_rows` rows and a product of `heads` heads."""
     fp8 = hardware.fp8_dot and not exact
     dot = "fp8" if fp8 else hardware.e4m3_to_f16
-    block = 128 if run_rows == 1 else 64
-    return Choice(dot, run_rows, heads, block, 8, 6 if fp8 else 4, 2)
+    registers, programs = {1: (128, 4), 2: (168, 3), 4: (None, 2)}[run_rows] if fp8 else (None, 2)
+    return Choice(dot, run_rows, heads, 64, 4 if fp8 or run_rows < 4 else 8, 6 if fp8 else 4, programs, registers)
 
 
 def all_choices(hardware: Hardware) -> list[Choice]:

@@ -62,6 +62,13 @@ def tile_scores(keys, scales, pages, start, end, pool, page_stride, scale_stride
         slot = entry % PAGE
         scale_at = page * scale_stride + slot
         key_at = page * page_stride + slot * WIDTH
+    return scores_at(keys, scales, key_at, scale_at, there, queries, weight, DOT, ROWS, HEADS, WIDTH, D, BLOCK)
+
+
+@triton.jit
+def scores_at(keys, scales, key_at, scale_at, there, queries, weight, DOT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+              WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Scores float32 [BLOCK, ROWS] of the keys at offsets [BLOCK] of `keys` and `scales`; -inf where `there` is False."""
     d = tl.arange(0, D)
     inside = there[:, None]
     if WIDTH < D:

@@ -20,7 +20,7 @@ from thalweg.ops.mqa_logits.live import check_live, check_ragged
 from thalweg.ops.mqa_logits.scoring import load_queries, tile_scores
 from thalweg.ops.variants import KernelVariant
 
-PROGRAMS = 1024  # of a grid at most
+
 SCANS = (16, 128, 1024)  # rows whose lengths are read at once
 FILL = 4096  # columns that a program fills
 
@@ -142,7 +142,7 @@ def _paged(
     mapped = row_to_request is not None
     lengths = lengths.contiguous()
     logits_variant(choice, mapped, page, scan_of(rows)).launch(
-        (min(choice.per_multiprocessor * hardware.multiprocessors(device), PROGRAMS),),
+        (choice.per_multiprocessor * hardware.multiprocessors(device),),
         choices.as_codes(q, choice.dot), keys, scales, weights.contiguous(), lengths, page_table,
         row_to_request if mapped else lengths, out,
         rows, requests, heads, span, cache.shape[0], q.stride(0), q.stride(1),
@@ -187,7 +187,7 @@ def _ragged(
     run_starts, run_lengths = _runs(starts, ends, span, choice.run_rows)
     runs = run_starts.numel()
     ragged_variant(choice, width, scan_of(runs)).launch(
-        (min(choice.per_multiprocessor * hardware.multiprocessors(device), PROGRAMS),),
+        (choice.per_multiprocessor * hardware.multiprocessors(device),),
         choices.as_codes(q, choice.dot), choices.as_codes(keys.contiguous(), choice.dot), scales.contiguous(),
         weights.contiguous(), starts.contiguous(), ends.contiguous(), run_starts, run_lengths, out,
         rows, runs, heads, span, q.stride(0), q.stride(1), out.stride(0),

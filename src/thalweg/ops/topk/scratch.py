@@ -1,7 +1,7 @@
-"""Scratch memory of the selection: allocated once for a device, a stream and a configuration, and used by every call there.
+"""Scratch memory of the selection: allocated once for a device, a stream and a size, and used by every call there.
 
-Its size follows the rows and programs of a launch and k, never the lengths or a ceiling. Calls on one stream follow each other, so that
-they can share it; a CUDA graph that holds such calls must not be replayed on two streams at once.
+Its size follows the rows of a launch alone: 224 KiB a row, never a length or a ceiling. Calls on one stream follow each other,
+so that they can share it; CUDA graphs that hold such calls must not be replayed on two streams at once.
 """
 
 import functools
@@ -9,46 +9,36 @@ from dataclasses import dataclass
 
 import torch
 
-ROWS_AT_ONCE = 1024  # of a launch; more rows take several launches
+ROWS_AT_ONCE = 256  # of a launch at most; more rows take several launches
+DENSE = 32_768  # keys of a row, or maxima of groups where it has more entries
+GROUPS = DENSE // 8
+CAPACITY = 4096  # candidates that are held in registers
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """Lists of candidates and what is known of each: a list a row, then `run_rows` a program."""
+    """By row: keys of all entries, or of groups of entries; maxima of eight of those; chosen groups; a list of candidates."""
 
-    list_keys: torch.Tensor  # int32 [lists, capacity]
-    list_indices: torch.Tensor  # int32 [lists, capacity]
-    counts: torch.Tensor  # int32 [lists]
-    part_counts: torch.Tensor  # int32 [lists]
-    bounds: torch.Tensor  # int32 [lists]
-    fresh: torch.Tensor  # float32 [programs x rows of a run, fresh]
-    arrivals: torch.Tensor  # int32 [rows]; every launch leaves it zero
+    dense: torch.Tensor  # int32 [rows, DENSE]
+    maxima: torch.Tensor  # int32 [rows, GROUPS]
+    chosen: torch.Tensor  # int32 [rows, GROUPS]
+    list_keys: torch.Tensor  # int32 [rows, CAPACITY]
+    list_indices: torch.Tensor  # int32 [rows, CAPACITY]
 
     def bytes(self) -> int:
         """Bytes of all of it."""
         return sum(tensor.numel() * tensor.element_size() for tensor in vars(self).values())
 
 
-def scratch(device: torch.device, programs: int, run_rows: int, capacity: int, fresh: int) -> Scratch:
-    """The scratch of the current stream, for ROWS_AT_ONCE rows at most. run_rows: rows of a run; fresh: scores kept before
-    they are absorbed (0: none)."""
+def scratch(device: torch.device, rows: int) -> Scratch:
+    """The scratch of the current stream for `rows` rows, ROWS_AT_ONCE at most."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _allocate(device, stream, programs, run_rows, capacity, fresh)
+    return _allocate(device, stream, 1 << max(3, (rows - 1).bit_length()))
 
 
 @functools.cache
-def _allocate(device: torch.device, stream: int, programs: int, run_rows: int, capacity: int, fresh: int) -> Scratch:
-    lists = ROWS_AT_ONCE + programs * run_rows
+def _allocate(device: torch.device, stream: int, rows: int) -> Scratch:
+    def empty(width: int) -> torch.Tensor:
+        return torch.empty((rows, width), dtype=torch.int32, device=device)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    return Scratch(
-        list_keys=empty(lists, capacity),
-        list_indices=empty(lists, capacity),
-        counts=empty(lists),
-        part_counts=empty(lists),
-        bounds=empty(lists),
-        fresh=empty(programs * run_rows, fresh, dtype=torch.float32),
-        arrivals=torch.zeros(ROWS_AT_ONCE, dtype=torch.int32, device=device),
-    )
+    return Scratch(empty(DENSE), empty(GROUPS), empty(GROUPS), empty(CAPACITY), empty(CAPACITY))

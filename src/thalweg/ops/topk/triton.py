@@ -1,7 +1,8 @@
-"""Exact selection in Triton: a persistent grid lists candidates of the real scores, a second launch merges them.
+"""Exact selection in Triton: maxima of groups by many programs, then one program a row that reads the best groups.
 
-Grid: two programs a multiprocessor, each with an equal stretch of tiles of SIZE scores (ops/device/rows.py). In registers:
-one tile of keys, or a list of CAPACITY keys while it is shrunk; the lists lie in scratch memory (select.py, merge.py).
+First launch (only where rows can be longer than CAPACITY): a persistent grid, each program with an equal stretch of tiles of
+TILE scores (ops/device/rows.py), which it reduces in registers. Second launch: grid = rows; in registers CAPACITY candidates,
+16 a thread; how they are found: select.py.
 """
 
 import functools
@@ -11,76 +12,119 @@ import torch
 import triton
 import triton.language as tl
 
-from thalweg.ops.device.rows import program_of, row_of, run_of, share_of
+from thalweg.ops.device.rows import run_of, share_of
 from thalweg.ops.hardware import Hardware, multiprocessors
-from thalweg.ops.topk.merge import merge_kernel
-from thalweg.ops.topk.scratch import ROWS_AT_ONCE, Scratch, scratch
-from thalweg.ops.topk.select import absorb, list_of, post_bound, to_key
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.select import best, candidates, load_keys, members
 from thalweg.ops.variants import KernelVariant
 
 MOST = 2048  # the highest k
-SIZE = 1024  # scores of a tile
-PROGRAMS = 512  # of a grid at most
-SCANS = (16, 128, 1024)  # rows whose lengths are read at once
-_PARTS = (1, 4)  # programs that merge a row's lists
+GROUP_SIZES = (8, 32)  # entries of a group, where a row has more than DENSE
+SIZE = 1024  # candidates absorbed at once where a load cannot hold all
+SCANS = (16, 256)  # rows whose lengths are read at once
+_TILE = 2048
 
 
 @triton.jit
-def list_kernel(
-    logits, lengths, list_keys, list_indices, bounds, counts,
-    rows, span, k, stride,
-    SCAN: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+def maxima_kernel(
+    logits, lengths, dense, maxima, rows, span, stride,
+    SCAN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """A list of candidates, its length and a bound for every segment of every row."""
+    """Of rows up to DENSE long the maxima of eight; of longer ones those of GROUP, and the maxima of eight of them."""
     program = tl.program_id(0)
     total, working, tile, end, row, row_begin = share_of(
-        program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, SIZE, SCAN
+        program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, TILE, SCAN
     )
     while tile < end:
-        request, size, length, tiles = run_of(row, lengths, lengths, rows, rows, span, False, 1, SIZE)
+        request, size, length, tiles = run_of(row, lengths, lengths, rows, rows, span, False, 1, TILE)
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
-        first_program = program_of(row_begin, total, working)
-        segment = list_of(program - first_program, first_program, row, 0, rows, 1)
-        at = segment.to(tl.int64) * CAPACITY
-        count = tl.zeros((), tl.int32)
-        bar = tl.zeros((), tl.uint32)
+        at = row.to(tl.int64)
         for t in range(first, last):
-            entry = t * SIZE + tl.arange(0, SIZE)
-            score = tl.load(logits + row.to(tl.int64) * stride + entry, mask=entry < length, other=0.0)
-            key = tl.where(entry < length, to_key(score), 0)
-            count, bar = absorb(key, entry, list_keys + at, list_indices + at, count, bar, k, SIZE, CAPACITY)
-        tl.debug_barrier()
-        scored = tl.maximum(tl.minimum(length, last * SIZE) - first * SIZE, 0)
-        post_bound(list_keys + at, count, bounds + segment, scored, length, k, CAPACITY)
-        tl.store(counts + segment, count)
+            entry = t * TILE + tl.arange(0, TILE)
+            key = load_keys(logits + at * stride, entry, entry < length, True)
+            eighth = t * (TILE // 8) + tl.arange(0, TILE // 8)
+            if length <= DENSE:
+                of_eight = tl.max(tl.reshape(key, (TILE // 8, 8)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // 8) + eighth, of_eight, mask=eighth * 8 < length)
+            else:
+                group = t * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+                of_group = tl.max(tl.reshape(key, (TILE // GROUP, GROUP)), 1)
+                tl.store(dense + at * DENSE + group, of_group.to(tl.int32, bitcast=True), mask=group * GROUP < length)
+                upper = t * (TILE // GROUP // 8) + tl.arange(0, TILE // GROUP // 8)
+                of_groups = tl.max(tl.reshape(of_group, (TILE // GROUP // 8, 8)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // 8) + upper, of_groups, mask=upper * 8 * GROUP < length)
         tile = row_begin + last
         row_begin += tiles
         row += size
+
+
+@triton.jit
+def topk_kernel(
+    logits, lengths, dense, maxima, chosen, list_keys, list_indices, out, span, k, stride,
+    GROUP: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """indices int32 [rows, k], rising, then -1."""
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + row), 0), span).to(tl.int32)
+    scores = logits + row * stride
+    dense += row * DENSE
+    maxima += row * (DENSE // 8)
+    chosen += row * (DENSE // 8)
+    list_keys += row * CAPACITY
+    list_indices += row * CAPACITY
+    if length <= DENSE:
+        key, index = candidates(scores, length, maxima, chosen, list_keys, list_indices, k, True, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+    else:
+        groups = (length + GROUP - 1) // GROUP
+        group_key, group = candidates(dense, groups, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+        keep, place, kept, low = best(group_key, tl.sum((group_key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+        tl.store(chosen + place, group, mask=keep)
+        tl.debug_barrier()
+        key, index = members(scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, GROUP, SIZE, CAPACITY)
+    keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    tl.store(out + row * k + place, index, mask=keep)
+    fill(out + row * k, found, k, SIZE)
+
+
+@triton.jit
+def fill(out, found, k, SIZE: tl.constexpr):
+    """-1 behind what was found."""
+    for start in range(found, k, SIZE):
+        rest = start + tl.arange(0, SIZE)
+        tl.store(out + rest, -1, mask=rest < k)
 
 
 def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> torch.Tensor:
     """See `thalweg.ops.topk`: always deterministic here; not ordered, indices rise."""
     rows, width = logits.shape
     indices = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
-    programs = min(2 * multiprocessors(logits.device), PROGRAMS)
-    memory = scratch(logits.device, programs, 1, capacity(k, SIZE), 0)
+    lengths = lengths.contiguous()
+    group = group_size(width)
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start
-        variant = list_variant(scan_of(count), capacity(k, SIZE))
-        variant.launch(
-            (programs,),
-            logits[part], lengths[part], memory.list_keys, memory.list_indices, memory.bounds, memory.counts,
-            count, width, k, logits.stride(0),
+        memory = scratch(logits.device, count)
+        if width > CAPACITY:
+            maxima_variant(scan_of(count), group).launch(
+                (4 * multiprocessors(logits.device),),
+                logits[part], lengths[part], memory.dense, memory.maxima, count, width, logits.stride(0),
+            )  # fmt: skip
+        topk_variant(group).launch(
+            (count,),
+            logits[part], lengths[part], memory.dense, memory.maxima, memory.chosen, memory.list_keys,
+            memory.list_indices, indices[part], width, k, logits.stride(0),
         )  # fmt: skip
-        merge(memory, lengths[part], None, None, indices[part], None, width, programs, 0, 0, 1, SIZE)
     return by_score(logits, indices) if ordered else indices
 
 
 def rejects(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> str | None:
     """Why these arguments are not for the kernels, or None."""
-    return too_many(k) or (None if logits.stride(1) == 1 else f"logits of stride {logits.stride(1)} along a row, not 1")
+    if logits.shape[1] > GROUP_SIZES[-1] * DENSE:
+        return f"rows of {logits.shape[1]}, they hold {GROUP_SIZES[-1] * DENSE} at most"
+    if logits.stride(1) != 1:
+        return f"logits of stride {logits.stride(1)} along a row, not 1"
+    return too_many(k)
 
 
 def too_many(k: int) -> str | None:
@@ -94,9 +138,9 @@ def by_score(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return indices.gather(1, torch.sort(scores, dim=1, descending=True, stable=True).indices)
 
 
-def capacity(k: int, size: int) -> int:
-    """Entries of a list: what a compression leaves fits into it, and `size` new ones; 1,024 at least."""
-    return max(1024, 1 << (k + k // 4 + size - 1).bit_length())
+def group_size(width: int) -> int:
+    """Entries of a group for rows of up to `width`: their maxima must fit into DENSE."""
+    return next(size for size in GROUP_SIZES if width <= size * DENSE)
 
 
 def scan_of(rows: int) -> int:
@@ -104,79 +148,40 @@ def scan_of(rows: int) -> int:
     return next((scan for scan in SCANS if rows <= scan), SCANS[-1])
 
 
-def merge(
-    memory: Scratch,
-    lengths: torch.Tensor,
-    row_to_request: torch.Tensor | None,
-    page_table: torch.Tensor | None,
-    indices: torch.Tensor,
-    slots: torch.Tensor | None,
-    span: int,
-    programs: int,
-    pool: int,
-    page_slots: int,
-    run_rows: int,
-    block: int,
-    page: int = 0,
-) -> None:
-    """Selects from the lists that `programs` programs left in `memory`: indices [rows, k], slots where a table is given."""
-    rows, k = indices.shape
-    parts = _PARTS[-1] if rows * _PARTS[-1] <= 2 * multiprocessors(indices.device) else 1
-    mapped = row_to_request is not None
-    variant = merge_variant(mapped, page, run_rows, block, scan_of(rows), memory.list_keys.shape[1], parts)
-    table = lengths if page_table is None else page_table
-    variant.launch(
-        (rows * parts,),
-        memory.list_keys, memory.list_indices, memory.bounds, memory.counts, memory.part_counts, memory.arrivals,
-        lengths, row_to_request if mapped else lengths, table, indices, indices if slots is None else slots,
-        rows, rows if page_table is None else page_table.shape[0], span, programs, pool, k, page_slots,
-        0 if page_table is None else page_table.stride(0),
-    )  # fmt: skip
-
-
 @functools.cache
-def list_variant(scan: int, capacity: int) -> KernelVariant:
-    """The kernel that lists the candidates of given scores."""
-    pointers = {"logits": "*fp32", "lengths": "*i32"} | dict.fromkeys(
-        ("list_keys", "list_indices", "bounds", "counts"), "*i32"
-    )
+def maxima_variant(scan: int, group: int) -> KernelVariant:
+    """The kernel that reduces scores to maxima."""
+    pointers = {"logits": "*fp32", "lengths": "*i32", "dense": "*i32", "maxima": "*i32"}
     return KernelVariant(
-        name=f"topk/list/scan{scan}/capacity{capacity}",
-        kernel=list_kernel,
-        signature=pointers | dict.fromkeys(("rows", "span", "k"), "i32") | {"stride": "i64"},
-        constexprs={"SCAN": scan, "SIZE": SIZE, "CAPACITY": capacity},
+        name=f"topk/maxima/scan{scan}/group{group}",
+        kernel=maxima_kernel,
+        signature=pointers | dict.fromkeys(("rows", "span"), "i32") | {"stride": "i64"},
+        constexprs={"SCAN": scan, "TILE": _TILE, "GROUP": group, "DENSE": DENSE},
         divisible_by_16=(*pointers, "stride"),
-        num_warps=8,
+        num_warps=4,
         representative=scan == SCANS[0],
     )
 
 
 @functools.cache
-def merge_variant(
-    mapped: bool, page: int, run_rows: int, block: int, scan: int, capacity: int, parts: int
-) -> KernelVariant:
-    """The kernel that merges lists and selects."""
-    names = ("list_keys", "list_indices", "bounds", "counts", "part_counts", "arrivals", "lengths", "row_to_request", "pages")
-    pointers = dict.fromkeys((*names, "out_indices", "out_slots"), "*i32")
-    scalars = ("rows", "requests", "span", "programs", "pool", "k", "page_slots")
+def topk_variant(group: int) -> KernelVariant:
+    """The kernel that selects."""
+    names = ("lengths", "dense", "maxima", "chosen", "list_keys", "list_indices", "out")
+    pointers = {"logits": "*fp32"} | dict.fromkeys(names, "*i32")
     return KernelVariant(
-        name=f"topk/merge/{'mapped' if mapped else 'plain'}/page{page}/rows{run_rows}x{block}/scan{scan}/capacity{capacity}/parts{parts}",
-        kernel=merge_kernel,
-        signature=pointers | dict.fromkeys(scalars, "i32") | {"table_stride": "i64"},
-        constexprs={
-            "MAPPED": mapped, "PAGE": page, "ROWS": run_rows, "BLOCK": block, "SCAN": scan, "SIZE": SIZE,
-            "CAPACITY": capacity, "PROGRAMS": PROGRAMS, "PARTS": parts,
-        },  # fmt: skip
-        divisible_by_16=tuple(pointers),
-        num_warps=8,
-        representative=scan == SCANS[0] and parts == _PARTS[-1] and page == 0,
+        name=f"topk/select/group{group}",
+        kernel=topk_kernel,
+        signature=pointers | {"span": "i32", "k": "i32", "stride": "i64"},
+        constexprs={"GROUP": group, "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY},
+        divisible_by_16=(*pointers, "stride"),
+        num_warps=16,
+        representative=True,
     )
 
 
 def variants(hardware: Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `topk` can choose."""
-    for scan in SCANS:
-        for size in sorted({capacity(k, SIZE) for k in (1, MOST)}):
-            yield list_variant(scan, size)
-            for parts in _PARTS:
-                yield merge_variant(False, 0, 1, SIZE, scan, size, parts)
+    for group in GROUP_SIZES:
+        yield topk_variant(group)
+        for scan in SCANS:
+            yield maxima_variant(scan, group)
