@@ -32,11 +32,6 @@ class Hardware:
     fp8_dot: bool  # matrix products of e4m3 without a detour over float16
 
     @property
-    def dependent_launch(self) -> bool:
-        """Whether a kernel can start while the one before it ends (programmatic dependent launch)."""
-        return self.backend == "cuda" and self.capability >= (9, 0) and not interpreting()
-
-    @property
     def e4m3_to_f16(self) -> str:
         """How kernels here decode e4m3: the constexpr of `ops.device.e4m3.e4m3_to_f16`."""
         if self.fp8_conversion:

@@ -26,7 +26,6 @@ class KernelVariant:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
-    dependent: bool = False  # may start before the launch in front of it has ended, for which it waits itself
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
@@ -36,8 +35,6 @@ class KernelVariant:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
-        if self.dependent:
-            options["launch_pdl"] = True
         return options
 
     def launch(self, grid: tuple[int, ...], *args: Any) -> None:

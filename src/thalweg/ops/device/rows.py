@@ -42,15 +42,17 @@ def run_of(row, lengths, row_to_request, rows, requests, span, MAPPED: tl.conste
 @triton.jit
 def share_of(program, programs, lengths, row_to_request, rows, requests, span,
              MAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr):  # fmt: skip
-    """(all tiles, working programs, first tile, end tile, row of the first tile, that row's first tile) of a program."""
+    """(first tile, end tile, row of the first tile, that row's first tile) of a program's share."""
     total = tl.zeros((), tl.int32)
     for base in range(0, rows, SCAN):
         row = base + tl.arange(0, SCAN)
         _, _, _, tiles = run_of(row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK)
         total += tl.sum(tiles, 0)
     working = tl.minimum(programs, total)
-    first = (program.to(tl.int64) * total // tl.maximum(working, 1)).to(tl.int32)
-    end = ((program + 1).to(tl.int64) * total // tl.maximum(working, 1)).to(tl.int32)
+    each = total // tl.maximum(working, 1)
+    more = total - each * working  # so many programs take one tile more
+    first = program * each + tl.minimum(program, more)
+    end = first + each + (program < more).to(tl.int32)
     before = tl.zeros((), tl.int32)
     first_row = tl.zeros((), tl.int32)
     row_begin = tl.zeros((), tl.int32)
@@ -65,10 +67,4 @@ def share_of(program, programs, lengths, row_to_request, rows, requests, span,
             before += tl.sum(tiles, 0)
     else:
         end = first
-    return total, working, first, end, first_row, row_begin
-
-
-@triton.jit
-def program_of(tile, total, working):
-    """The program whose share holds a tile."""
-    return (((tile + 1).to(tl.int64) * working - 1) // total).to(tl.int32)
+    return first, end, first_row, row_begin

@@ -19,28 +19,27 @@ from thalweg.ops import hardware
 from thalweg.ops.device.rows import row_of, run_of, share_of
 from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits.live import check_live
-from thalweg.ops.mqa_logits.scoring import load_queries, scores_at, tile_scores
+from thalweg.ops.mqa_logits.scoring import load_at, load_queries, load_tile, score
 from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
 from thalweg.ops.topk.select import best, candidates, side_by_side, to_key_of_result
 from thalweg.ops.topk.triton import MOST, SCANS, SIZE, fill, scan_of, too_many
 from thalweg.ops.variants import KernelVariant
 
 LONGEST = 8 * DENSE  # entries of a row
-_RESCORED = {"fp8": 256}  # keys that are scored again at once
-_RESCORED_F16 = 128
+_RESCORED = 128  # keys that are scored again at once
 
 
 @triton.jit
 def keys_kernel(
     q, keys, scales, weights, lengths, pages, row_to_request, dense, maxima,
     rows, requests, heads, span, pool, q_row, q_head, page_stride, scale_stride, table_stride,
-    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr,
+    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, PASS: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr,
     DENSE: tl.constexpr,
 ):  # fmt: skip
     """Keys of the scores and their maxima of eight, or for rows longer than DENSE the maxima in the keys' place."""
     program = tl.program_id(0)
-    total, working, tile, end, row, row_begin = share_of(
+    tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
     while tile < end:
@@ -50,29 +49,42 @@ def keys_kernel(
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
         if longest > 0:
-            queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, ROWS, HEADS, WIDTH, D)
-            j = tl.arange(0, ROWS)
+            table = pages + request.to(tl.int64) * table_stride
+            queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)
+            if ROWS > PASS:
+                more_queries, more_weight = load_queries(q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)  # fmt: skip
+            j = tl.arange(0, PASS)
             owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
             length = tl.where(j < size, length, 0)
-            whole = tl.where(length <= DENSE, length, 0)  # entries that are kept one by one
-            own = dense + (row + j).to(tl.int64) * DENSE
-            # Maxima of eight: beside the keys, or in their place.
-            own_maxima = tl.where(length <= DENSE, maxima + (row + j).to(tl.int64) * (DENSE // 8), own)
-            table = pages + request.to(tl.int64) * table_stride
+            owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            more_length = tl.where(PASS + j < size, more_length, 0)
             for t in tl.range(first, last, num_stages=STAGES):
-                scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
-                                     DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
-                entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
-                key = to_key_of_result(scores)
-                if ROWS > 1:  # what is beyond a shorter row of the run is none of its
-                    key = tl.where(entry < length[None, :], key, 0)
-                tl.store(own[None, :] + entry, key.to(tl.int32, bitcast=True), mask=entry < whole[None, :])
-                eighth = t * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[:, None]
-                of_eight = tl.max(tl.reshape(key, (BLOCK // 8, 8, ROWS)), 1).to(tl.int32, bitcast=True)
-                tl.store(own_maxima[None, :] + eighth, of_eight, mask=eighth * 8 < length[None, :])
+                codes, scale, there = load_tile(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK)  # fmt: skip
+                scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
+                keep_keys(scores, t, row, length, dense, maxima, PASS, BLOCK, DENSE)
+                if ROWS > PASS:
+                    scores = score(codes, scale, there, more_queries, more_weight, DOT, PASS, HEADS, BLOCK)
+                    keep_keys(scores, t, row + PASS, more_length, dense, maxima, PASS, BLOCK, DENSE)
         tile = row_begin + last
         row_begin += tiles
         row += size
+
+
+@triton.jit
+def keep_keys(scores, t, row, length, dense, maxima, ROWS: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr):
+    """Writes the keys of a tile's scores [BLOCK, ROWS] and their maxima of eight, or for long rows these in the keys' place."""
+    key = to_key_of_result(scores)
+    entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
+    if ROWS > 1:  # what is beyond a shorter row of the run is none of its
+        key = tl.where(entry < length[None, :], key, 0)
+    own = dense + (row + tl.arange(0, ROWS)).to(tl.int64) * DENSE
+    own_maxima = maxima + (row + tl.arange(0, ROWS)).to(tl.int64) * (DENSE // 8)
+    short = tl.where(length <= DENSE, length, 0)
+    tl.store(own[None, :] + entry, key.to(tl.int32, bitcast=True), mask=entry < short[None, :])
+    eighth = t * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[:, None]
+    of_eight = tl.max(tl.reshape(key, (BLOCK // 8, 8, ROWS)), 1).to(tl.int32, bitcast=True)
+    own_maxima = tl.where(length <= DENSE, own_maxima, own)
+    tl.store(own_maxima[None, :] + eighth, of_eight, mask=eighth * 8 < length[None, :])
 
 
 @triton.jit
@@ -81,12 +93,10 @@ def select_kernel(
     dense, maxima, chosen, list_keys, list_indices, out_indices, out_slots,
     rows, requests, heads, span, pool, k, page_slots, q_row, q_head, page_stride, scale_stride, table_stride,
     MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """indices, rising, and slots int32 [rows, k], then -1."""
     row = tl.program_id(0)
-    if EARLY:  # started while the scores are still written
-        tl.extra.cuda.gdc_wait()
     request, length = row_of(row, lengths, row_to_request, rows, requests, span, MAPPED)
     at = row.to(tl.int64)
     dense += at * DENSE
@@ -117,8 +127,8 @@ def select_kernel(
             page = tl.load(table + entry // PAGE, mask=live, other=-1).to(tl.int64)
             there = live & (page >= 0) & (page < pool)
             slot = entry % PAGE
-            scores = scores_at(keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, queries, weight,
-                               DOT, 1, HEADS, WIDTH, D, BLOCK)  # fmt: skip
+            codes, scale = load_at(keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, WIDTH, D)
+            scores = score(codes, scale, there, queries, weight, DOT, 1, HEADS, BLOCK)
             member_key = tl.where(live, to_key_of_result(tl.reshape(scores, (BLOCK,))), 0)
             tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * 8)
         tl.debug_barrier()
@@ -189,7 +199,7 @@ def _index_topk(
             (programs,), *inputs, memory.dense, memory.maxima,
             count, requests, heads, span, cache.shape[0], *strides,
         )  # fmt: skip
-        select_variant(choice.dot, choice.heads, mapped, page, architecture.dependent_launch).launch(
+        select_variant(choice.dot, choice.heads, mapped, page).launch(
             (count,), *inputs, memory.dense, memory.maxima, memory.chosen, memory.list_keys, memory.list_indices,
             indices[part], slots[part], count, requests, heads, span, cache.shape[0], k, page_slots, *strides,
         )  # fmt: skip
@@ -225,7 +235,7 @@ def keys_variant(choice: choices.Choice, mapped: bool, page: int, scan: int) -> 
 
 
 @functools.cache
-def select_variant(dot: str, heads: int, mapped: bool, page: int, early: bool) -> KernelVariant:
+def select_variant(dot: str, heads: int, mapped: bool, page: int) -> KernelVariant:
     """The kernel that selects."""
     names = ("chosen", "list_keys", "list_indices", "out_indices", "out_slots")
     pointers = _pointers(dot) | dict.fromkeys(names, "*i32")
@@ -235,12 +245,11 @@ def select_variant(dot: str, heads: int, mapped: bool, page: int, early: bool) -
         kernel=select_kernel,
         signature=pointers | dict.fromkeys(scalars, "i32") | _STRIDES,
         constexprs={
-            "MAPPED": mapped, "DOT": dot, "PAGE": page, "HEADS": heads, "WIDTH": WIDTH, "D": WIDTH, "BLOCK": _RESCORED.get(dot, _RESCORED_F16),
-            "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY, "EARLY": early,
+            "MAPPED": mapped, "DOT": dot, "PAGE": page, "HEADS": heads, "WIDTH": WIDTH, "D": WIDTH, "BLOCK": _RESCORED,
+            "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY,
         },  # fmt: skip
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
-        num_warps=16,
-        dependent=early,
+        num_warps=8,
         representative=heads == 64 and not mapped,
         matrix=True,
     )
@@ -250,7 +259,7 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `index_topk` can choose, for pages of 64 keys."""
     for choice in choices.all_choices(hardware):
         for mapped in (False, True):
-            if choice.run_rows == choices.RUN_ROWS[0]:
-                yield select_variant(choice.dot, choice.heads, mapped, INDEX_PAGE_KEYS, hardware.dependent_launch)
+            if choice.run_rows == 1:
+                yield select_variant(choice.dot, choice.heads, mapped, INDEX_PAGE_KEYS)
             for scan in SCANS:
                 yield keys_variant(choice, mapped, INDEX_PAGE_KEYS, scan)

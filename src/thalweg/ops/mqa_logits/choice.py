@@ -8,7 +8,6 @@ from thalweg.layouts import index_fp8
 from thalweg.layouts.registry import layout_of
 from thalweg.ops.hardware import Hardware
 
-RUN_ROWS = (1, 2, 4)  # rows of a request that share one read of its keys
 MOST_HEADS = 64
 
 
@@ -18,6 +17,7 @@ class Choice:
 
     dot: str  # "fp8", or how e4m3 becomes float16 (Hardware.e4m3_to_f16)
     run_rows: int
+    pass_rows: int  # of them in one product
     heads: int  # as the product has them: a power of two
     block: int  # keys of a tile
     warps: int
@@ -27,7 +27,7 @@ class Choice:
 
     def constexprs(self) -> dict[str, object]:
         """What the kernels take of it."""
-        return {"DOT": self.dot, "ROWS": self.run_rows, "HEADS": self.heads, "BLOCK": self.block, "STAGES": self.stages}
+        return {"DOT": self.dot, "ROWS": self.run_rows, "PASS": self.pass_rows, "HEADS": self.heads, "BLOCK": self.block, "STAGES": self.stages}
 
     def label(self) -> str:
         """For the names of variants."""
@@ -37,16 +37,24 @@ class Choice:
 def choose(hardware: Hardware, rows: int, requests: int, heads: int, exact: bool) -> Choice:
     """The configuration for `rows` query rows of `heads` heads over `requests` requests; exact: float16 products."""
     per_request = -(-rows // max(1, requests))
-    run_rows = next((most for most in RUN_ROWS if per_request <= most), RUN_ROWS[-1])
+    possible = run_rows_of(hardware, exact)
+    run_rows = next((most for most in possible if per_request <= most), possible[-1])
     return configure(hardware, run_rows, 1 << max(4, (heads - 1).bit_length()), exact)
 
 
 def configure(hardware: Hardware, run_rows: int, heads: int, exact: bool) -> Choice:
     """The configuration for runs of `run_rows` rows and a product of `heads` heads."""
-    fp8 = hardware.fp8_dot and not exact
-    dot = "fp8" if fp8 else hardware.e4m3_to_f16
-    registers, programs = {1: (128, 4), 2: (168, 3), 4: (None, 2)}[run_rows] if fp8 else (None, 2)
-    return Choice(dot, run_rows, heads, 64, 4 if fp8 or run_rows < 4 else 8, 6 if fp8 else 4, programs, registers)
+    if not _fp8(hardware, exact):
+        return Choice(hardware.e4m3_to_f16, run_rows, run_rows, heads, 64, 4, 4, 2)
+    if hardware.name != "sm_90":  # not measured
+        return Choice("fp8", run_rows, run_rows, heads, 64, 4, 6, 2)
+    registers, programs = {1: (128, 4), 2: (168, 3), 4: (None, 2)}[run_rows]
+    return Choice("fp8", run_rows, min(run_rows, 2), heads, 64, 4, 6, programs, registers)
+
+
+def run_rows_of(hardware: Hardware, exact: bool) -> tuple[int, ...]:
+    """How many rows can be a run: four products side by side need Hopper's registers for operands in shared memory."""
+    return (1, 2, 4) if hardware.name == "sm_90" and _fp8(hardware, exact) else (1, 2)
 
 
 def all_choices(hardware: Hardware) -> list[Choice]:
@@ -55,8 +63,12 @@ def all_choices(hardware: Hardware) -> list[Choice]:
         configure(hardware, run_rows, heads, exact)
         for exact in ((False, True) if hardware.fp8_dot else (True,))
         for heads in (16, 32, 64)
-        for run_rows in RUN_ROWS
+        for run_rows in run_rows_of(hardware, exact)
     ]
+
+
+def _fp8(hardware: Hardware, exact: bool) -> bool:
+    return hardware.fp8_dot and not exact
 
 
 def rejects(q: torch.Tensor, cache: torch.Tensor) -> str | None:

@@ -36,11 +36,11 @@ def as_operand(codes, DOT: tl.constexpr):
 
 
 @triton.jit
-def tile_scores(keys, scales, pages, start, end, pool, page_stride, scale_stride, queries, weight, DOT: tl.constexpr, PAGE: tl.constexpr,
-                ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Scores float32 [BLOCK, ROWS] of the entries from `start` on, live below `end`; -inf where the page is in no pool.
+def load_tile(keys, scales, pages, start, end, pool, page_stride, scale_stride, PAGE: tl.constexpr, WIDTH: tl.constexpr,
+              D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """(codes [BLOCK, D], scales [BLOCK], there [BLOCK]) of the entries of one request from `start` on, live below `end`.
 
-    PAGE 0: the keys lie side by side.
+    there: live, and the page is in the pool. PAGE 0: the keys lie side by side.
     """
     lane = tl.arange(0, BLOCK)
     entry = start + lane
@@ -62,19 +62,25 @@ def tile_scores(keys, scales, pages, start, end, pool, page_stride, scale_stride
         slot = entry % PAGE
         scale_at = page * scale_stride + slot
         key_at = page * page_stride + slot * WIDTH
-    return scores_at(keys, scales, key_at, scale_at, there, queries, weight, DOT, ROWS, HEADS, WIDTH, D, BLOCK)
+    codes, scale = load_at(keys, scales, key_at, scale_at, there, WIDTH, D)
+    return codes, scale, there
 
 
 @triton.jit
-def scores_at(keys, scales, key_at, scale_at, there, queries, weight, DOT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
-              WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Scores float32 [BLOCK, ROWS] of the keys at offsets [BLOCK] of `keys` and `scales`; -inf where `there` is False."""
+def load_at(keys, scales, key_at, scale_at, there, WIDTH: tl.constexpr, D: tl.constexpr):
+    """(codes [BLOCK, D], scales [BLOCK]) at offsets [BLOCK] of `keys` and `scales`; zeros where not `there`."""
     d = tl.arange(0, D)
     inside = there[:, None]
     if WIDTH < D:
         inside = inside & (d < WIDTH)[None, :]
     codes = tl.load(keys + key_at[:, None] + d[None, :], mask=inside, other=0.0)
-    scale = tl.load(scales + scale_at, mask=there, other=0.0)
+    return codes, tl.load(scales + scale_at, mask=there, other=0.0)
+
+
+@triton.jit
+def score(codes, scale, there, queries, weight, DOT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr,
+          BLOCK: tl.constexpr):  # fmt: skip
+    """Scores float32 [BLOCK, ROWS] of a tile of keys; -inf where not `there`."""
     dots = tl.dot(as_operand(codes, DOT), queries, out_dtype=tl.float32)
     weighted = tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight[None, :]
     scores = tl.sum(tl.reshape(weighted, (BLOCK, ROWS, HEADS)), 2) * scale[:, None]

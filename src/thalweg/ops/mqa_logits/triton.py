@@ -17,25 +17,26 @@ from thalweg.ops import hardware
 from thalweg.ops.device.rows import row_of, run_of, share_of
 from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits.live import check_live, check_ragged
-from thalweg.ops.mqa_logits.scoring import load_queries, tile_scores
+from thalweg.ops.mqa_logits.scoring import load_queries, load_tile, score
 from thalweg.ops.variants import KernelVariant
 
 
 SCANS = (16, 128, 1024)  # rows whose lengths are read at once
 FILL = 4096  # columns that a program fills
+RAGGED_ROWS = 2  # of a run, in ragged prefill
 
 
 @triton.jit
 def paged_logits_kernel(
     q, keys, scales, weights, lengths, pages, row_to_request, out,
     rows, requests, heads, span, pool, q_row, q_head, page_stride, scale_stride, table_stride, out_stride,
-    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+    MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, PASS: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """out[row, :length] for every row."""
     program = tl.program_id(0)
-    total, working, tile, end, row, row_begin = share_of(
+    tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
     while tile < end:
@@ -45,17 +46,24 @@ def paged_logits_kernel(
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
         if longest > 0:
-            queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, ROWS, HEADS, WIDTH, D)
-            j = tl.arange(0, ROWS)
+            table = pages + request.to(tl.int64) * table_stride
+            queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)
+            if ROWS > PASS:
+                more_queries, more_weight = load_queries(q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)  # fmt: skip
+            j = tl.arange(0, PASS)
             owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
             length = tl.where(j < size, length, 0)
-            table = pages + request.to(tl.int64) * table_stride
+            owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            more_length = tl.where(PASS + j < size, more_length, 0)
+            own = out + (row + j).to(tl.int64) * out_stride
             for t in tl.range(first, last, num_stages=STAGES):
-                entry = t * BLOCK + tl.arange(0, BLOCK)
-                scores = tile_scores(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, queries, weight,
-                                     DOT, PAGE, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
-                at = (row + j).to(tl.int64)[None, :] * out_stride + entry[:, None]
-                tl.store(out + at, scores, mask=entry[:, None] < length[None, :])
+                codes, scale, there = load_tile(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK)  # fmt: skip
+                entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
+                scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
+                tl.store(own[None, :] + entry, scores, mask=entry < length[None, :])
+                if ROWS > PASS:
+                    scores = score(codes, scale, there, more_queries, more_weight, DOT, PASS, HEADS, BLOCK)
+                    tl.store(own[None, :] + PASS * out_stride + entry, scores, mask=entry < more_length[None, :])
         tile = row_begin + last
         row_begin += tiles
         row += size
@@ -65,12 +73,12 @@ def paged_logits_kernel(
 def ragged_logits_kernel(
     q, keys, scales, weights, starts, ends, run_starts, run_lengths, out,
     rows, runs, heads, span, q_row, q_head, out_stride,
-    DOT: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    DOT: tl.constexpr, ROWS: tl.constexpr, PASS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out[row, start:end] for every row: ROWS rows side by side are a run, whatever they belong to."""
     program = tl.program_id(0)
-    total, working, tile, end, run, run_begin = share_of(
+    tile, end, run, run_begin = share_of(
         program, tl.num_programs(0), run_lengths, run_lengths, runs, runs, span, False, 1, BLOCK, SCAN
     )
     while tile < end:
@@ -87,8 +95,8 @@ def ragged_logits_kernel(
             row_end = tl.minimum(tl.load(ends + row + j, mask=j < size, other=0), span)
             for t in tl.range(first, last, num_stages=STAGES):
                 entry = begin + t * BLOCK + tl.arange(0, BLOCK)
-                scores = tile_scores(keys, scales, keys, begin + t * BLOCK, begin + longest, 1, 0, 0, queries, weight,
-                                     DOT, 0, ROWS, HEADS, WIDTH, D, BLOCK)  # fmt: skip
+                codes, scale, there = load_tile(keys, scales, keys, begin + t * BLOCK, begin + longest, 1, 0, 0, 0, WIDTH, D, BLOCK)  # fmt: skip
+                scores = score(codes, scale, there, queries, weight, DOT, ROWS, HEADS, BLOCK)
                 at = (row + j).to(tl.int64)[None, :] * out_stride + entry[:, None]
                 wanted = (entry[:, None] >= row_start[None, :]) & (entry[:, None] < row_end[None, :])
                 tl.store(out + at, scores, mask=wanted)
@@ -183,7 +191,7 @@ def _ragged(
     if rows == 0 or span == 0:
         return
     check_ragged(starts, ends, span)
-    choice = choices.choose(hardware.of_device(device), rows, 1, heads, exact)
+    choice = choices.choose(hardware.of_device(device), min(rows, RAGGED_ROWS), 1, heads, exact)
     run_starts, run_lengths = _runs(starts, ends, span, choice.run_rows)
     runs = run_starts.numel()
     ragged_variant(choice, width, scan_of(runs)).launch(
@@ -272,6 +280,7 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     yield fill_variant()
     for choice in choices.all_choices(hardware):
         for scan in SCANS:
-            yield ragged_variant(choice, WIDTH, scan)
+            if choice.run_rows <= RAGGED_ROWS:
+                yield ragged_variant(choice, WIDTH, scan)
             for mapped in (False, True):
                 yield logits_variant(choice, mapped, INDEX_PAGE_KEYS, scan)

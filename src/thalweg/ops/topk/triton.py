@@ -32,7 +32,7 @@ def maxima_kernel(
 ):  # fmt: skip
     """Of rows up to DENSE long the maxima of eight; of longer ones those of GROUP, and the maxima of eight of them."""
     program = tl.program_id(0)
-    total, working, tile, end, row, row_begin = share_of(
+    tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, TILE, SCAN
     )
     while tile < end:
@@ -158,7 +158,7 @@ def maxima_variant(scan: int, group: int) -> KernelVariant:
         signature=pointers | dict.fromkeys(("rows", "span"), "i32") | {"stride": "i64"},
         constexprs={"SCAN": scan, "TILE": _TILE, "GROUP": group, "DENSE": DENSE},
         divisible_by_16=(*pointers, "stride"),
-        num_warps=4,
+        num_warps=8,
         representative=scan == SCANS[0],
     )
 
@@ -174,7 +174,7 @@ def topk_variant(group: int) -> KernelVariant:
         signature=pointers | {"span": "i32", "k": "i32", "stride": "i64"},
         constexprs={"GROUP": group, "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY},
         divisible_by_16=(*pointers, "stride"),
-        num_warps=16,
+        num_warps=8,
         representative=True,
     )
 
