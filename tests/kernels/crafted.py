@@ -43,7 +43,7 @@ def matrix(name: str, kind: str, m: int, n: int, k: int, **more: object) -> Kern
     return KernelVariant(
         name=name,
         kernel=product,
-        signature={"a": kind, "b": kind, "out": "*fp32"} | dict.fromkeys(("M", "N", "K"), "constexpr"),
+        signature={"a": kind, "b": kind, "out": "*fp32"},
         constexprs={"M": m, "N": n, "K": k},
         divisible_by_16=("a", "b", "out"),
         matrix=True,
@@ -55,7 +55,7 @@ def decoding(name: str, how: str, **more: object) -> KernelVariant:
     return KernelVariant(
         name=name,
         kernel=decode,
-        signature={"codes": "*u8", "values": "*fp16", "count": "i32", "HOW": "constexpr", "BLOCK": "constexpr"},
+        signature={"codes": "*u8", "values": "*fp16", "count": "i32"},
         constexprs={"HOW": how, "BLOCK": 1024},
         divisible_by_16=("codes", "values"),
         **more,

@@ -103,17 +103,14 @@ def _compile(variant: KernelVariant, hardware: Hardware):
     from triton.compiler import ASTSource
 
     names = list(variant.kernel.arg_names)
-    constant = [name for name, kind in variant.signature.items() if kind == "constexpr"]
-    for what, given, needed in (
-        ("signature", variant.signature, names),
-        ("constexprs", variant.constexprs, constant),
-    ):
-        if set(given) != set(needed):
-            raise ValueError(f"{what} names {', '.join(given) or 'nothing'}; the kernel takes {', '.join(needed)}")
+    given = {**variant.signature, **dict.fromkeys(variant.constexprs, "constexpr")}
+    if set(given) != set(names):
+        missing, unknown = sorted(set(names) - set(given)), sorted(set(given) - set(names))
+        raise ValueError(f"parameters without a type or value: {missing or 'none'}; unknown to the kernel: {unknown or 'none'}")
     position = {name: (names.index(name),) for name in names}
     source = ASTSource(
         variant.kernel,
-        {name: variant.signature[name] for name in names},
+        {name: given[name] for name in names},
         {position[name]: value for name, value in variant.constexprs.items()},
         {position[name]: [["tt.divisibility", 16]] for name in variant.divisible_by_16},
     )

@@ -24,13 +24,14 @@ class Implementation:
     """One way to run an operation.
 
     `unsupported(device)` gives the reason why it cannot run there, or None; `avoided(device)` the reason why it runs there only
-    where somebody forces it, or None.
+    where somebody forces it, or None; `rejects(*arguments)` the reason why it does not take these arguments, or None.
     """
 
     name: str
     function: Callable[..., Any]
     unsupported: Callable[[torch.device], str | None]
     avoided: Callable[[torch.device], str | None]
+    rejects: Callable[..., str | None]
 
 
 @dataclass(frozen=True)
@@ -53,38 +54,51 @@ def anywhere(device: torch.device) -> str | None:
     return None
 
 
+def anything(*args: Any) -> str | None:
+    """For implementations that take every argument the contract allows."""
+    return None
+
+
 def register(
     operation: str,
     name: str,
     function: Callable[..., Any],
     unsupported: Callable[[torch.device], str | None] = anywhere,
     avoided: Callable[[torch.device], str | None] = anywhere,
+    rejects: Callable[..., str | None] = anything,
 ) -> None:
     """Adds an implementation. The earlier registered one is preferred where both support the device."""
-    _operations.setdefault(operation, []).append(Implementation(name, function, unsupported, avoided))
+    _operations.setdefault(operation, []).append(Implementation(name, function, unsupported, avoided, rejects))
 
 
 def run(operation: str, implementation: str | None, device: torch.device, *args: Any) -> Any:
     """Runs `operation` on `device` by the implementation that `resolve` chooses."""
-    chosen, _ = resolve(operation, device, implementation)
+    chosen, _ = resolve(operation, device, implementation, args)
     _calls[operation, chosen.name] += 1
     return chosen.function(*args)
 
 
-def resolve(operation: str, device: torch.device, forced: str | None = None) -> tuple[Implementation, str]:
-    """(implementation, why) for `operation` on `device`. Raises UserError where the choice is impossible."""
+def resolve(
+    operation: str, device: torch.device, forced: str | None = None, args: tuple[Any, ...] | None = None
+) -> tuple[Implementation, str]:
+    """(implementation, why) for `operation` on `device`, for these arguments where they are given.
+
+    Raises UserError where the choice is impossible.
+    """
     if forced is not None:
-        return _named(operation, device, forced, "implementation="), f"forced by implementation={forced!r}"
+        return _named(operation, device, forced, "implementation=", args), f"forced by implementation={forced!r}"
     value = os.environ.get(VARIABLE, "")
     from_environment = _parse(value).get(operation)
     if from_environment is not None:
-        return _named(operation, device, from_environment, f"{VARIABLE}={value}"), f"forced by {VARIABLE}={value}"
+        return _named(operation, device, from_environment, f"{VARIABLE}={value}", args), f"forced by {VARIABLE}={value}"
     rejected: list[str] = []
     for candidate in _operations[operation]:
         if reason := candidate.unsupported(device):
             rejected.append(f"{candidate.name} cannot: {reason}")
         elif reason := candidate.avoided(device):
             rejected.append(f"{candidate.name} avoided: {reason}")
+        elif args is not None and (reason := candidate.rejects(*args)):
+            rejected.append(f"{candidate.name} cannot: {reason}")
         else:
             return candidate, "; ".join(rejected) if rejected else _preferred(operation)
     raise UserError(f"{operation} cannot run on {device}: {'; '.join(rejected)}")
@@ -107,13 +121,17 @@ def _preferred(operation: str) -> str:
     return "the only implementation" if len(_operations[operation]) == 1 else "the preferred implementation here"
 
 
-def _named(operation: str, device: torch.device, name: str, given: str) -> Implementation:
+def _named(
+    operation: str, device: torch.device, name: str, given: str, args: tuple[Any, ...] | None
+) -> Implementation:
     known = {candidate.name: candidate for candidate in _operations[operation]}
     if name not in known:
         raise UserError(f"{given}: {operation} has no implementation {name!r}; it has: {', '.join(known)}")
     reason = known[name].unsupported(device)
     if reason is not None:
         raise UserError(f"{given}: {operation} by {name} cannot run on {device}: {reason}")
+    if args is not None and (reason := known[name].rejects(*args)):
+        raise UserError(f"{given}: {operation} by {name} cannot run: {reason}")
     return known[name]
 
 

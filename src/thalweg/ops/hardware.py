@@ -4,7 +4,10 @@ No import of triton at the top: `thalweg.ops` is complete, with the references, 
 """
 
 import functools
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -164,3 +167,12 @@ def _architecture(index: int) -> str:
     if torch.version.hip is not None:
         return properties.gcnArchName.partition(":")[0]  # "gfx942:sramecc+:xnack-"
     return f"sm_{properties.major}{properties.minor}"
+
+
+def on_first_call(module: str, function: str) -> Callable[..., Any]:
+    """`function` of `module`, which is imported when it is first called: kernels' modules import triton."""
+
+    def call(*args: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*args)
+
+    return call

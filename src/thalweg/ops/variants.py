@@ -13,8 +13,8 @@ from typing import Any
 class KernelVariant:
     """One configuration of one kernel.
 
-    `signature` gives every parameter of `kernel`, a @triton.jit function, its Triton type ("*fp8e4nv", "*fp32", "i32", "i64")
-    or "constexpr"; `constexprs` gives the values of the latter. `divisible_by_16` names the pointers (bytes) and integers that
+    `signature` gives the parameters of `kernel`, a @triton.jit function, their Triton types ("*fp8e4nv", "*fp32", "i32",
+    "i64"), `constexprs` gives those that are constants their values. `divisible_by_16` names the pointers (bytes) and integers that
     Triton may assume divisible by 16, as its launcher finds them to be.
     """
 
@@ -25,10 +25,18 @@ class KernelVariant:
     divisible_by_16: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+    max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
     def options(self) -> dict[str, Any]:
         """The compiler's options, which a launch passes as they are: kernel[grid](..., **variant.options())."""
         # Fused multiply-add by choice: Triton's default is about to change.
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
+
+    def launch(self, grid: tuple[int, ...], *args: Any) -> None:
+        """Launches the kernel in this configuration; args: its parameters up to the constexprs."""
+        self.kernel[grid](*args, **self.constexprs, **self.options())

@@ -5,9 +5,21 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.index_topk import reference
 from thalweg.ops.mqa_logits import check_index_arguments
 
+_KERNELS = "thalweg.ops.index_topk.triton"
+
+for _name in ("triton", "triton_f16"):
+    dispatch.register(
+        "index_topk",
+        _name,
+        on_first_call(_KERNELS, "index_topk" if _name == "triton" else "index_topk_f16"),
+        triton_unsupported,
+        triton_avoided,
+        on_first_call(_KERNELS, "rejects"),
+    )
 dispatch.register("index_topk", "reference", reference.index_topk)
 
 

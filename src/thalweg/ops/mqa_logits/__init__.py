@@ -11,8 +11,22 @@ from thalweg.layouts import exact, index_fp8
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.mqa_logits import reference
 
+_KERNELS = "thalweg.ops.mqa_logits.triton"
+
+# "triton" multiplies e4m3 where the card does; "triton_f16" always multiplies as float16, which loses nothing.
+for _operation in ("mqa_logits", "mqa_logits_ragged"):
+    for _name in ("triton", "triton_f16"):
+        dispatch.register(
+            _operation,
+            _name,
+            on_first_call(_KERNELS, _operation + _name.removeprefix("triton")),
+            triton_unsupported,
+            triton_avoided,
+            on_first_call(_KERNELS, _operation + "_rejects"),
+        )
 dispatch.register("mqa_logits", "reference", reference.mqa_logits)
 dispatch.register("mqa_logits_ragged", "reference", reference.mqa_logits_ragged)
 

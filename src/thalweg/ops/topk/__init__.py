@@ -5,8 +5,19 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.topk import reference
 
+_KERNELS = "thalweg.ops.topk.triton"
+
+dispatch.register(
+    "topk",
+    "triton",
+    on_first_call(_KERNELS, "topk"),
+    triton_unsupported,
+    triton_avoided,
+    on_first_call(_KERNELS, "rejects"),
+)
 dispatch.register("topk", "reference", reference.topk)
 
 

@@ -1,0 +1,187 @@
+"""Exact selection in Triton: maxima of groups by many programs, then one program a row that reads the best groups.
+
+First launch (only where rows can be longer than CAPACITY): a persistent grid, each program with an equal stretch of tiles of
+TILE scores (ops/device/rows.py), which it reduces in registers. Second launch: grid = rows; in registers CAPACITY candidates,
+16 a thread; how they are found: select.py.
+"""
+
+import functools
+from collections.abc import Iterable
+
+import torch
+import triton
+import triton.language as tl
+
+from thalweg.ops.device.rows import run_of, share_of
+from thalweg.ops.hardware import Hardware, multiprocessors
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.select import best, candidates, load_keys, members
+from thalweg.ops.variants import KernelVariant
+
+MOST = 2048  # the highest k
+GROUP_SIZES = (8, 32)  # entries of a group, where a row has more than DENSE
+SIZE = 1024  # candidates absorbed at once where a load cannot hold all
+SCANS = (16, 256)  # rows whose lengths are read at once
+_TILE = 2048
+
+
+@triton.jit
+def maxima_kernel(
+    logits, lengths, dense, maxima, rows, span, stride,
+    SCAN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """Of rows up to DENSE long the maxima of eight; of longer ones those of GROUP, and the maxima of eight of them."""
+    program = tl.program_id(0)
+    tile, end, row, row_begin = share_of(
+        program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, TILE, SCAN
+    )
+    while tile < end:
+        request, size, length, tiles = run_of(row, lengths, lengths, rows, rows, span, False, 1, TILE)
+        first = tile - row_begin
+        last = tl.minimum(tiles, end - row_begin)
+        at = row.to(tl.int64)
+        for t in range(first, last):
+            entry = t * TILE + tl.arange(0, TILE)
+            key = load_keys(logits + at * stride, entry, entry < length, True)
+            eighth = t * (TILE // 8) + tl.arange(0, TILE // 8)
+            if length <= DENSE:
+                of_eight = tl.max(tl.reshape(key, (TILE // 8, 8)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // 8) + eighth, of_eight, mask=eighth * 8 < length)
+            else:
+                group = t * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
+                of_group = tl.max(tl.reshape(key, (TILE // GROUP, GROUP)), 1)
+                tl.store(dense + at * DENSE + group, of_group.to(tl.int32, bitcast=True), mask=group * GROUP < length)
+                upper = t * (TILE // GROUP // 8) + tl.arange(0, TILE // GROUP // 8)
+                of_groups = tl.max(tl.reshape(of_group, (TILE // GROUP // 8, 8)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // 8) + upper, of_groups, mask=upper * 8 * GROUP < length)
+        tile = row_begin + last
+        row_begin += tiles
+        row += size
+
+
+@triton.jit
+def topk_kernel(
+    logits, lengths, dense, maxima, chosen, list_keys, list_indices, out, span, k, stride,
+    GROUP: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """indices int32 [rows, k], rising, then -1."""
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.minimum(tl.maximum(tl.load(lengths + row), 0), span).to(tl.int32)
+    scores = logits + row * stride
+    dense += row * DENSE
+    maxima += row * (DENSE // 8)
+    chosen += row * (DENSE // 8)
+    list_keys += row * CAPACITY
+    list_indices += row * CAPACITY
+    if length <= DENSE:
+        key, index = candidates(scores, length, maxima, chosen, list_keys, list_indices, k, True, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+    else:
+        groups = (length + GROUP - 1) // GROUP
+        group_key, group = candidates(dense, groups, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+        keep, place, kept, low = best(group_key, tl.sum((group_key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+        tl.store(chosen + place, group, mask=keep)
+        tl.debug_barrier()
+        key, index = members(scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, GROUP, SIZE, CAPACITY)
+    keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    tl.store(out + row * k + place, index, mask=keep)
+    fill(out + row * k, found, k, SIZE)
+
+
+@triton.jit
+def fill(out, found, k, SIZE: tl.constexpr):
+    """-1 behind what was found."""
+    for start in range(found, k, SIZE):
+        rest = start + tl.arange(0, SIZE)
+        tl.store(out + rest, -1, mask=rest < k)
+
+
+def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> torch.Tensor:
+    """See `thalweg.ops.topk`: always deterministic here; not ordered, indices rise."""
+    rows, width = logits.shape
+    indices = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
+    lengths = lengths.contiguous()
+    group = group_size(width)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        part = slice(start, min(rows, start + ROWS_AT_ONCE))
+        count = part.stop - start
+        memory = scratch(logits.device, count)
+        if width > CAPACITY:
+            maxima_variant(scan_of(count), group).launch(
+                (4 * multiprocessors(logits.device),),
+                logits[part], lengths[part], memory.dense, memory.maxima, count, width, logits.stride(0),
+            )  # fmt: skip
+        topk_variant(group).launch(
+            (count,),
+            logits[part], lengths[part], memory.dense, memory.maxima, memory.chosen, memory.list_keys,
+            memory.list_indices, indices[part], width, k, logits.stride(0),
+        )  # fmt: skip
+    return by_score(logits, indices) if ordered else indices
+
+
+def rejects(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> str | None:
+    """Why these arguments are not for the kernels, or None."""
+    if logits.shape[1] > GROUP_SIZES[-1] * DENSE:
+        return f"rows of {logits.shape[1]}, they hold {GROUP_SIZES[-1] * DENSE} at most"
+    if logits.stride(1) != 1:
+        return f"logits of stride {logits.stride(1)} along a row, not 1"
+    return too_many(k)
+
+
+def too_many(k: int) -> str | None:
+    """Why k is too high for the kernels, or None."""
+    return f"k = {k}, they hold {MOST} at most" if k > MOST else None
+
+
+def by_score(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rising indices, -1 behind them, put in falling order of their scores; of equal ones the lower index first."""
+    scores = logits.gather(1, indices.clamp(min=0).long()).masked_fill(indices < 0, float("-inf"))
+    return indices.gather(1, torch.sort(scores, dim=1, descending=True, stable=True).indices)
+
+
+def group_size(width: int) -> int:
+    """Entries of a group for rows of up to `width`: their maxima must fit into DENSE."""
+    return next(size for size in GROUP_SIZES if width <= size * DENSE)
+
+
+def scan_of(rows: int) -> int:
+    """How many lengths a program reads at once, for so many rows."""
+    return next((scan for scan in SCANS if rows <= scan), SCANS[-1])
+
+
+@functools.cache
+def maxima_variant(scan: int, group: int) -> KernelVariant:
+    """The kernel that reduces scores to maxima."""
+    pointers = {"logits": "*fp32", "lengths": "*i32", "dense": "*i32", "maxima": "*i32"}
+    return KernelVariant(
+        name=f"topk/maxima/scan{scan}/group{group}",
+        kernel=maxima_kernel,
+        signature=pointers | dict.fromkeys(("rows", "span"), "i32") | {"stride": "i64"},
+        constexprs={"SCAN": scan, "TILE": _TILE, "GROUP": group, "DENSE": DENSE},
+        divisible_by_16=(*pointers, "stride"),
+        num_warps=8,
+        representative=scan == SCANS[0],
+    )
+
+
+@functools.cache
+def topk_variant(group: int) -> KernelVariant:
+    """The kernel that selects."""
+    names = ("lengths", "dense", "maxima", "chosen", "list_keys", "list_indices", "out")
+    pointers = {"logits": "*fp32"} | dict.fromkeys(names, "*i32")
+    return KernelVariant(
+        name=f"topk/select/group{group}",
+        kernel=topk_kernel,
+        signature=pointers | {"span": "i32", "k": "i32", "stride": "i64"},
+        constexprs={"GROUP": group, "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY},
+        divisible_by_16=(*pointers, "stride"),
+        num_warps=8,
+        representative=True,
+    )
+
+
+def variants(hardware: Hardware) -> Iterable[KernelVariant]:
+    """Every configuration that `topk` can choose."""
+    for group in GROUP_SIZES:
+        yield topk_variant(group)
+        for scan in SCANS:
+            yield maxima_variant(scan, group)
