@@ -120,7 +120,10 @@ def test_a_matrix_product_that_reaches_no_tensor_core_fails(everything: Run) -> 
 def test_what_does_not_compile_is_one_line_and_does_not_stop_the_rest(everything: Run) -> None:
     for kernel, reason in (
         ("broken", "CompilationError: "),
-        ("incomplete", "parameters without a type or value: ['BLOCK', 'HOW', 'count', 'values']; unknown to the kernel: none"),
+        (
+            "incomplete",
+            "parameters without a type or value: ['BLOCK', 'HOW', 'count', 'values']; unknown to the kernel: none",
+        ),
         ("crashing", "the compiler crashed"),
         ("foreign", "could not allocate input reg"),
     ):

@@ -106,7 +106,9 @@ def _compile(variant: KernelVariant, hardware: Hardware):
     given = {**variant.signature, **dict.fromkeys(variant.constexprs, "constexpr")}
     if set(given) != set(names):
         missing, unknown = sorted(set(names) - set(given)), sorted(set(given) - set(names))
-        raise ValueError(f"parameters without a type or value: {missing or 'none'}; unknown to the kernel: {unknown or 'none'}")
+        raise ValueError(
+            f"parameters without a type or value: {missing or 'none'}; unknown to the kernel: {unknown or 'none'}"
+        )
     position = {name: (names.index(name),) for name in names}
     source = ASTSource(
         variant.kernel,

@@ -121,9 +121,7 @@ def _preferred(operation: str) -> str:
     return "the only implementation" if len(_operations[operation]) == 1 else "the preferred implementation here"
 
 
-def _named(
-    operation: str, device: torch.device, name: str, given: str, args: tuple[Any, ...] | None
-) -> Implementation:
+def _named(operation: str, device: torch.device, name: str, given: str, args: tuple[Any, ...] | None) -> Implementation:
     known = {candidate.name: candidate for candidate in _operations[operation]}
     if name not in known:
         raise UserError(f"{given}: {operation} has no implementation {name!r}; it has: {', '.join(known)}")

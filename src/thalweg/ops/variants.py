@@ -14,8 +14,8 @@ class KernelVariant:
     """One configuration of one kernel.
 
     `signature` gives the parameters of `kernel`, a @triton.jit function, their Triton types ("*fp8e4nv", "*fp32", "i32",
-    "i64"), `constexprs` gives those that are constants their values. `divisible_by_16` names the pointers (bytes) and integers that
-    Triton may assume divisible by 16, as its launcher finds them to be.
+    "i64"), `constexprs` gives those that are constants their values. `divisible_by_16` names the pointers (bytes) and integers
+    that Triton may assume divisible by 16, as its launcher finds them to be.
     """
 
     name: str  # unique in the room: "mqa_logits/fp8/block128/rows4"

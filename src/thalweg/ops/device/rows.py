@@ -21,7 +21,9 @@ def row_of(row, lengths, row_to_request, rows, requests, span, MAPPED: tl.conste
 
 
 @triton.jit
-def run_of(row, lengths, row_to_request, rows, requests, span, MAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def run_of(
+    row, lengths, row_to_request, rows, requests, span, MAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """(request, rows, longest, tiles) of the runs that begin at `row`: no tiles where none begins."""
     request, longest = row_of(row, lengths, row_to_request, rows, requests, span, MAPPED)
     begins = row < rows

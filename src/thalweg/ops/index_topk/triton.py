@@ -22,7 +22,7 @@ from thalweg.ops.mqa_logits.live import check_live
 from thalweg.ops.mqa_logits.scoring import load_at, load_queries, load_tile, score
 from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
 from thalweg.ops.topk.select import best, candidates, side_by_side, to_key_of_result
-from thalweg.ops.topk.triton import MOST, SCANS, SIZE, fill, scan_of, too_many
+from thalweg.ops.topk.triton import SCANS, SIZE, fill, scan_of, too_many
 from thalweg.ops.variants import KernelVariant
 
 LONGEST = 8 * DENSE  # entries of a row
@@ -43,23 +43,25 @@ def keys_kernel(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
     while tile < end:
-        request, size, longest, tiles = run_of(
-            row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK
-        )
+        request, size, longest, tiles = run_of(row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK)
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
         if longest > 0:
             table = pages + request.to(tl.int64) * table_stride
             queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)
             if ROWS > PASS:
-                more_queries, more_weight = load_queries(q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)  # fmt: skip
+                more_queries, more_weight = load_queries(
+                    q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D
+                )
             j = tl.arange(0, PASS)
-            owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            _owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
             length = tl.where(j < size, length, 0)
-            owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            _owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
             more_length = tl.where(PASS + j < size, more_length, 0)
             for t in tl.range(first, last, num_stages=STAGES):
-                codes, scale, there = load_tile(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK)  # fmt: skip
+                codes, scale, there = load_tile(
+                    keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK
+                )
                 scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
                 keep_keys(scores, t, row, length, dense, maxima, PASS, BLOCK, DENSE)
                 if ROWS > PASS:
@@ -114,9 +116,11 @@ def select_kernel(
             some = tl.load(dense + group, mask=group < entries, other=0).to(tl.uint32, bitcast=True)
             tl.store(maxima + eighth, tl.max(some, 1).to(tl.int32, bitcast=True), mask=eighth * 8 < entries)
         tl.debug_barrier()
-    key, index = candidates(dense, entries, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY)
+    key, index = candidates(
+        dense, entries, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY
+    )
     if grouped:
-        keep, place, kept, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+        keep, place, kept, _least = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
         tl.store(chosen + place, index, mask=keep)
         tl.debug_barrier()
         queries, weight = load_queries(q, weights, row, 1, heads, q_row, q_head, DOT, 1, HEADS, WIDTH, D)
@@ -127,16 +131,17 @@ def select_kernel(
             page = tl.load(table + entry // PAGE, mask=live, other=-1).to(tl.int64)
             there = live & (page >= 0) & (page < pool)
             slot = entry % PAGE
-            codes, scale = load_at(keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, WIDTH, D)
+            codes, scale = load_at(
+                keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, WIDTH, D
+            )
             scores = score(codes, scale, there, queries, weight, DOT, 1, HEADS, BLOCK)
             member_key = tl.where(live, to_key_of_result(tl.reshape(scores, (BLOCK,))), 0)
             tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * 8)
         tl.debug_barrier()
         # Side by side they lie in the order of their indices: their places are the groups 0, 1, ... of the scratch.
-        member_key, member = side_by_side(dense, kept * 8, list_keys, list_indices, k, SIZE, CAPACITY)
-        key = member_key
+        key, member = side_by_side(dense, kept * 8, list_keys, list_indices, k, SIZE, CAPACITY)
         index = tl.load(chosen + member // 8, mask=key != 0, other=0) * 8 + member % 8
-    keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    keep, place, found, _lowest = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
     page = tl.load(table + index // PAGE, mask=keep, other=-1).to(tl.int64)
     slot = tl.where((page >= 0) & (page < pool), page * page_slots + index % PAGE, -1).to(tl.int32)
     tl.store(out_indices + at * k + place, index, mask=keep)
@@ -188,7 +193,7 @@ def _index_topk(
     if row_to_request is None and rows > ROWS_AT_ONCE:
         row_to_request = torch.arange(rows, dtype=torch.int32, device=device)
     mapped = row_to_request is not None
-    owners = row_to_request if mapped else lengths
+    owners = lengths if row_to_request is None else row_to_request
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start
@@ -245,9 +250,17 @@ def select_variant(dot: str, heads: int, mapped: bool, page: int) -> KernelVaria
         kernel=select_kernel,
         signature=pointers | dict.fromkeys(scalars, "i32") | _STRIDES,
         constexprs={
-            "MAPPED": mapped, "DOT": dot, "PAGE": page, "HEADS": heads, "WIDTH": WIDTH, "D": WIDTH, "BLOCK": _RESCORED,
-            "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY,
-        },  # fmt: skip
+            "MAPPED": mapped,
+            "DOT": dot,
+            "PAGE": page,
+            "HEADS": heads,
+            "WIDTH": WIDTH,
+            "D": WIDTH,
+            "BLOCK": _RESCORED,
+            "DENSE": DENSE,
+            "SIZE": SIZE,
+            "CAPACITY": CAPACITY,
+        },
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
         num_warps=8,
         representative=heads == 64 and not mapped,

@@ -27,7 +27,14 @@ class Choice:
 
     def constexprs(self) -> dict[str, object]:
         """What the kernels take of it."""
-        return {"DOT": self.dot, "ROWS": self.run_rows, "PASS": self.pass_rows, "HEADS": self.heads, "BLOCK": self.block, "STAGES": self.stages}
+        return {
+            "DOT": self.dot,
+            "ROWS": self.run_rows,
+            "PASS": self.pass_rows,
+            "HEADS": self.heads,
+            "BLOCK": self.block,
+            "STAGES": self.stages,
+        }
 
     def label(self) -> str:
         """For the names of variants."""

@@ -20,7 +20,6 @@ from thalweg.ops.mqa_logits.live import check_live, check_ragged
 from thalweg.ops.mqa_logits.scoring import load_queries, load_tile, score
 from thalweg.ops.variants import KernelVariant
 
-
 SCANS = (16, 128, 1024)  # rows whose lengths are read at once
 FILL = 4096  # columns that a program fills
 RAGGED_ROWS = 2  # of a run, in ragged prefill
@@ -40,24 +39,26 @@ def paged_logits_kernel(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
     )
     while tile < end:
-        request, size, longest, tiles = run_of(
-            row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK
-        )
+        request, size, longest, tiles = run_of(row, lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK)
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
         if longest > 0:
             table = pages + request.to(tl.int64) * table_stride
             queries, weight = load_queries(q, weights, row, size, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)
             if ROWS > PASS:
-                more_queries, more_weight = load_queries(q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D)  # fmt: skip
+                more_queries, more_weight = load_queries(
+                    q, weights, row + PASS, size - PASS, heads, q_row, q_head, DOT, PASS, HEADS, WIDTH, D
+                )
             j = tl.arange(0, PASS)
-            owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            _owner, length = row_of(row + j, lengths, row_to_request, rows, requests, span, MAPPED)
             length = tl.where(j < size, length, 0)
-            owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
+            _owner, more_length = row_of(row + PASS + j, lengths, row_to_request, rows, requests, span, MAPPED)
             more_length = tl.where(PASS + j < size, more_length, 0)
             own = out + (row + j).to(tl.int64) * out_stride
             for t in tl.range(first, last, num_stages=STAGES):
-                codes, scale, there = load_tile(keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK)  # fmt: skip
+                codes, scale, there = load_tile(
+                    keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK
+                )
                 entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
                 scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
                 tl.store(own[None, :] + entry, scores, mask=entry < length[None, :])
@@ -82,7 +83,7 @@ def ragged_logits_kernel(
         program, tl.num_programs(0), run_lengths, run_lengths, runs, runs, span, False, 1, BLOCK, SCAN
     )
     while tile < end:
-        same, one, longest, tiles = run_of(run, run_lengths, run_lengths, runs, runs, span, False, 1, BLOCK)
+        _request, _size, longest, tiles = run_of(run, run_lengths, run_lengths, runs, runs, span, False, 1, BLOCK)
         first = tile - run_begin
         last = tl.minimum(tiles, end - run_begin)
         row = run * ROWS
@@ -95,7 +96,9 @@ def ragged_logits_kernel(
             row_end = tl.minimum(tl.load(ends + row + j, mask=j < size, other=0), span)
             for t in tl.range(first, last, num_stages=STAGES):
                 entry = begin + t * BLOCK + tl.arange(0, BLOCK)
-                codes, scale, there = load_tile(keys, scales, keys, begin + t * BLOCK, begin + longest, 1, 0, 0, 0, WIDTH, D, BLOCK)  # fmt: skip
+                codes, scale, there = load_tile(
+                    keys, scales, keys, begin + t * BLOCK, begin + longest, 1, 0, 0, 0, WIDTH, D, BLOCK
+                )
                 scores = score(codes, scale, there, queries, weight, DOT, ROWS, HEADS, BLOCK)
                 at = (row + j).to(tl.int64)[None, :] * out_stride + entry[:, None]
                 wanted = (entry[:, None] >= row_start[None, :]) & (entry[:, None] < row_end[None, :])

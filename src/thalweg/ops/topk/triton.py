@@ -36,7 +36,7 @@ def maxima_kernel(
         program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, TILE, SCAN
     )
     while tile < end:
-        request, size, length, tiles = run_of(row, lengths, lengths, rows, rows, span, False, 1, TILE)
+        _request, size, length, tiles = run_of(row, lengths, lengths, rows, rows, span, False, 1, TILE)
         first = tile - row_begin
         last = tl.minimum(tiles, end - row_begin)
         at = row.to(tl.int64)
@@ -74,14 +74,20 @@ def topk_kernel(
     list_keys += row * CAPACITY
     list_indices += row * CAPACITY
     if length <= DENSE:
-        key, index = candidates(scores, length, maxima, chosen, list_keys, list_indices, k, True, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+        key, index = candidates(
+            scores, length, maxima, chosen, list_keys, list_indices, k, True, DENSE // 8, SIZE, CAPACITY
+        )
     else:
         groups = (length + GROUP - 1) // GROUP
-        group_key, group = candidates(dense, groups, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY)  # fmt: skip
+        group_key, group = candidates(
+            dense, groups, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY
+        )
         keep, place, kept, low = best(group_key, tl.sum((group_key != 0).to(tl.int32), 0), k, 0, CAPACITY)
         tl.store(chosen + place, group, mask=keep)
         tl.debug_barrier()
-        key, index = members(scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, GROUP, SIZE, CAPACITY)
+        key, index = members(
+            scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, GROUP, SIZE, CAPACITY
+        )
     keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
     tl.store(out + row * k + place, index, mask=keep)
     fill(out + row * k, found, k, SIZE)
