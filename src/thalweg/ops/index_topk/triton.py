@@ -1,7 +1,7 @@
 """Scores and selection over the keys that are there: scores of short rows stay in scratch, those of long ones only as maxima.
 
-First launch: the grid and the tiles of mqa_logits/triton.py; a tile's scores become keys, and maxima of eight keys side by
-side. A row up to DENSE entries long leaves both, a longer one its maxima alone, so that scratch does not grow with a length.
+First launch: the grid and the tiles of mqa_logits/triton.py; a tile's scores become keys, and maxima of four keys side by
+side. A row up to DENSE entries long leaves both; a longer one only maxima of eight, so that scratch does not grow with it.
 Second launch: grid = rows; in registers CAPACITY candidates, 16 a thread (topk/select.py). A long row selects its best groups
 of eight, scores these again (BLOCK keys at a time, on tensor cores) and selects among them.
 """
@@ -20,12 +20,13 @@ from thalweg.ops.device.rows import row_of, run_of, share_of
 from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits.live import check_live
 from thalweg.ops.mqa_logits.scoring import load_at, load_queries, load_tile, score
-from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, GROUP, ROWS_AT_ONCE, scratch
 from thalweg.ops.topk.select import best, candidates, side_by_side, to_key_of_result
 from thalweg.ops.topk.triton import SCANS, SIZE, fill, scan_of, too_many
 from thalweg.ops.variants import KernelVariant
 
-LONGEST = 8 * DENSE  # entries of a row
+LARGE = 8  # entries of a group, where a row has more than DENSE
+LONGEST = LARGE * DENSE  # entries of a row
 _RESCORED = 128  # keys that are scored again at once
 
 
@@ -35,9 +36,9 @@ def keys_kernel(
     rows, requests, heads, span, pool, q_row, q_head, page_stride, scale_stride, table_stride,
     MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, PASS: tl.constexpr,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr,
-    DENSE: tl.constexpr,
+    GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Keys of the scores and their maxima of eight, or for rows longer than DENSE the maxima in the keys' place."""
+    """Keys of the scores and their maxima of GROUP; of rows longer than DENSE the maxima of LARGE, in the keys' place."""
     program = tl.program_id(0)
     tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, row_to_request, rows, requests, span, MAPPED, ROWS, BLOCK, SCAN
@@ -63,30 +64,36 @@ def keys_kernel(
                     keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK
                 )
                 scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
-                keep_keys(scores, t, row, length, dense, maxima, PASS, BLOCK, DENSE)
+                keep_keys(scores, t, row, length, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE)
                 if ROWS > PASS:
                     scores = score(codes, scale, there, more_queries, more_weight, DOT, PASS, HEADS, BLOCK)
-                    keep_keys(scores, t, row + PASS, more_length, dense, maxima, PASS, BLOCK, DENSE)
+                    keep_keys(scores, t, row + PASS, more_length, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE)
         tile = row_begin + last
         row_begin += tiles
         row += size
 
 
 @triton.jit
-def keep_keys(scores, t, row, length, dense, maxima, ROWS: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr):
-    """Writes the keys of a tile's scores [BLOCK, ROWS] and their maxima of eight, or for long rows these in the keys' place."""
+def keep_keys(
+    scores, t, row, length, dense, maxima,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
+):  # fmt: skip
+    """Writes what `keys_kernel` leaves of a tile's scores [BLOCK, ROWS]."""
     key = to_key_of_result(scores)
     entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
     if ROWS > 1:  # what is beyond a shorter row of the run is none of its
         key = tl.where(entry < length[None, :], key, 0)
     own = dense + (row + tl.arange(0, ROWS)).to(tl.int64) * DENSE
-    own_maxima = maxima + (row + tl.arange(0, ROWS)).to(tl.int64) * (DENSE // 8)
     short = tl.where(length <= DENSE, length, 0)
+    long = length - short
     tl.store(own[None, :] + entry, key.to(tl.int32, bitcast=True), mask=entry < short[None, :])
-    eighth = t * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[:, None]
-    of_eight = tl.max(tl.reshape(key, (BLOCK // 8, 8, ROWS)), 1).to(tl.int32, bitcast=True)
-    own_maxima = tl.where(length <= DENSE, own_maxima, own)
-    tl.store(own_maxima[None, :] + eighth, of_eight, mask=eighth * 8 < length[None, :])
+    group = t * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)[:, None]
+    of_group = tl.max(tl.reshape(key, (BLOCK // GROUP, GROUP, ROWS)), 1)
+    own_maxima = maxima + (row + tl.arange(0, ROWS)).to(tl.int64) * (DENSE // GROUP)
+    tl.store(own_maxima[None, :] + group, of_group.to(tl.int32, bitcast=True), mask=group * GROUP < short[None, :])
+    large = t * (BLOCK // LARGE) + tl.arange(0, BLOCK // LARGE)[:, None]
+    of_large = tl.max(tl.reshape(of_group, (BLOCK // LARGE, LARGE // GROUP, ROWS)), 1)
+    tl.store(own[None, :] + large, of_large.to(tl.int32, bitcast=True), mask=large * LARGE < long[None, :])
 
 
 @triton.jit
@@ -95,38 +102,38 @@ def select_kernel(
     dense, maxima, chosen, list_keys, list_indices, out_indices, out_slots,
     rows, requests, heads, span, pool, k, page_slots, q_row, q_head, page_stride, scale_stride, table_stride,
     MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """indices, rising, and slots int32 [rows, k], then -1."""
     row = tl.program_id(0)
     request, length = row_of(row, lengths, row_to_request, rows, requests, span, MAPPED)
     at = row.to(tl.int64)
     dense += at * DENSE
-    maxima += at * (DENSE // 8)
-    chosen += at * (DENSE // 8)
+    maxima += at * (DENSE // GROUP)
+    chosen += at * (DENSE // GROUP)
     list_keys += at * CAPACITY
     list_indices += at * CAPACITY
     table = pages + tl.maximum(request, 0).to(tl.int64) * table_stride
-    grouped = length > DENSE
-    entries = tl.where(grouped, (length + 7) // 8, length)
-    if grouped:
+    long = length > DENSE
+    entries = tl.where(long, (length + LARGE - 1) // LARGE, length)
+    if long:
         for start in tl.range(0, entries, CAPACITY, num_stages=1):
-            eighth = start // 8 + tl.arange(0, CAPACITY // 8)
-            group = eighth[:, None] * 8 + tl.arange(0, 8)[None, :]
-            some = tl.load(dense + group, mask=group < entries, other=0).to(tl.uint32, bitcast=True)
-            tl.store(maxima + eighth, tl.max(some, 1).to(tl.int32, bitcast=True), mask=eighth * 8 < entries)
+            upper = start // GROUP + tl.arange(0, CAPACITY // GROUP)
+            large = upper[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            some = tl.load(dense + large, mask=large < entries, other=0).to(tl.uint32, bitcast=True)
+            tl.store(maxima + upper, tl.max(some, 1).to(tl.int32, bitcast=True), mask=upper * GROUP < entries)
         tl.debug_barrier()
     key, index = candidates(
-        dense, entries, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY
+        dense, entries, maxima, chosen, list_keys, list_indices, k, False, GROUP, DENSE // GROUP, SIZE, CAPACITY
     )
-    if grouped:
-        keep, place, kept, _least = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    if long:
+        keep, place, kept, _least = best(key, k, 0, CAPACITY)
         tl.store(chosen + place, index, mask=keep)
         tl.debug_barrier()
         queries, weight = load_queries(q, weights, row, 1, heads, q_row, q_head, DOT, 1, HEADS, WIDTH, D)
-        for start in tl.range(0, kept * 8, BLOCK, num_stages=1):
+        for start in tl.range(0, kept * LARGE, BLOCK, num_stages=1):
             member = start + tl.arange(0, BLOCK)
-            entry = tl.load(chosen + member // 8, mask=member < kept * 8, other=span) * 8 + member % 8
+            entry = tl.load(chosen + member // LARGE, mask=member < kept * LARGE, other=span) * LARGE + member % LARGE
             live = entry < length
             page = tl.load(table + entry // PAGE, mask=live, other=-1).to(tl.int64)
             there = live & (page >= 0) & (page < pool)
@@ -136,12 +143,12 @@ def select_kernel(
             )
             scores = score(codes, scale, there, queries, weight, DOT, 1, HEADS, BLOCK)
             member_key = tl.where(live, to_key_of_result(tl.reshape(scores, (BLOCK,))), 0)
-            tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * 8)
+            tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * LARGE)
         tl.debug_barrier()
         # Side by side they lie in the order of their indices: their places are the groups 0, 1, ... of the scratch.
-        key, member = side_by_side(dense, kept * 8, list_keys, list_indices, k, SIZE, CAPACITY)
-        index = tl.load(chosen + member // 8, mask=key != 0, other=0) * 8 + member % 8
-    keep, place, found, _lowest = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+        key, member = side_by_side(dense, kept * LARGE, list_keys, list_indices, k, SIZE, CAPACITY)
+        index = tl.load(chosen + member // LARGE, mask=key != 0, other=0) * LARGE + member % LARGE
+    keep, place, found, _lowest = best(key, k, 0, CAPACITY)
     page = tl.load(table + index // PAGE, mask=keep, other=-1).to(tl.int64)
     slot = tl.where((page >= 0) & (page < pool), page * page_slots + index % PAGE, -1).to(tl.int32)
     tl.store(out_indices + at * k + place, index, mask=keep)
@@ -229,7 +236,16 @@ def keys_variant(choice: choices.Choice, mapped: bool, page: int, scan: int) -> 
         kernel=keys_kernel,
         signature=pointers | dict.fromkeys(("rows", "requests", "heads", "span", "pool"), "i32") | _STRIDES,
         constexprs=choice.constexprs()
-        | {"MAPPED": mapped, "PAGE": page, "WIDTH": WIDTH, "D": WIDTH, "SCAN": scan, "DENSE": DENSE},
+        | {
+            "MAPPED": mapped,
+            "PAGE": page,
+            "WIDTH": WIDTH,
+            "D": WIDTH,
+            "SCAN": scan,
+            "GROUP": GROUP,
+            "LARGE": LARGE,
+            "DENSE": DENSE,
+        },
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "scale_stride"),
         num_warps=choice.warps,
         num_stages=choice.stages,
@@ -257,6 +273,8 @@ def select_variant(dot: str, heads: int, mapped: bool, page: int) -> KernelVaria
             "WIDTH": WIDTH,
             "D": WIDTH,
             "BLOCK": _RESCORED,
+            "GROUP": GROUP,
+            "LARGE": LARGE,
             "DENSE": DENSE,
             "SIZE": SIZE,
             "CAPACITY": CAPACITY,

@@ -55,8 +55,8 @@ def configure(hardware: Hardware, run_rows: int, heads: int, exact: bool) -> Cho
         return Choice(hardware.e4m3_to_f16, run_rows, run_rows, heads, 64, 4, 4, 2)
     if hardware.name != "sm_90":  # not measured
         return Choice("fp8", run_rows, run_rows, heads, 64, 4, 6, 2)
-    registers, programs = {1: (128, 4), 2: (168, 3), 4: (None, 2)}[run_rows]
-    return Choice("fp8", run_rows, min(run_rows, 2), heads, 64, 4, 6, programs, registers)
+    pass_rows, programs, registers = {1: (1, 4, 128), 2: (1, 3, 168), 4: (2, 2, None)}[run_rows]
+    return Choice("fp8", run_rows, pass_rows, heads, 64, 4, 6, programs, registers)
 
 
 def run_rows_of(hardware: Hardware, exact: bool) -> tuple[int, ...]:

@@ -11,13 +11,14 @@ import torch
 
 ROWS_AT_ONCE = 256  # of a launch at most; more rows take several launches
 DENSE = 32_768  # keys of a row, or maxima of groups where it has more entries
-GROUPS = DENSE // 8
+GROUP = 4  # of those whose maximum is kept
+GROUPS = DENSE // GROUP
 CAPACITY = 4096  # candidates that are held in registers
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """By row: keys of all entries, or of groups of entries; maxima of eight of those; chosen groups; a list of candidates."""
+    """By row: keys of all entries, or of groups of entries; maxima of GROUP of those; chosen groups; a list of candidates."""
 
     dense: torch.Tensor  # int32 [rows, DENSE]
     maxima: torch.Tensor  # int32 [rows, GROUPS]

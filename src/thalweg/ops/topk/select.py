@@ -1,8 +1,8 @@
 """Exact selection of the k highest, in pieces that kernels share: `topk` over given scores, `index_topk` over its own.
 
-Scores are compared as uint32 keys of the same order (NaN highest); key 0 is no entry. Two levels: of the groups of eight
+Scores are compared as uint32 keys of the same order (NaN highest); key 0 is no entry. Two levels: of groups of
 entries, the k with the highest maxima (of equal ones the first) hold all of the k best entries: an entry elsewhere has k
-maxima before it. So a program reads the maxima, and then 8 k entries of however many.
+maxima before it. So a program reads the maxima, and then the members of k groups or a few more, of however many.
 """
 
 import triton
@@ -44,37 +44,59 @@ def to_score(key):
 
 
 @triton.jit
-def outset(key, low, high, count, k):
-    """Two keys, on both sides of where the k-th highest of `count` normally distributed scores is."""
-    # Around the middle of the range, so that far-away scores lose no digits.
-    middle = to_score(low) * 0.5 + to_score(high) * 0.5
-    score = tl.where(key == 0, middle, to_score(key)) - middle
-    share = 1.0 / count.to(tl.float32)
-    mean = tl.sum(score, 0) * share
-    deviation = tl.sqrt(tl.maximum(tl.sum(score * score, 0) * share - mean * mean, 0.0))
-    part = k.to(tl.float32) * share
-    tail = tl.sqrt(-2.0 * tl.log(tl.maximum(tl.minimum(part, 1.0 - part), 1e-7)))
-    # Abramowitz and Stegun 26.2.22.
-    away = tail - (2.30753 + 0.27061 * tail) / (1.0 + 0.99229 * tail + 0.04481 * tail * tail)
-    expected = middle + mean + deviation * tl.where(part < 0.5, away, -away)
-    return to_key(expected - 0.1 * deviation), to_key(expected + 0.1 * deviation)
+def _add(count, first, second, more, more_first, more_second):
+    return count + more, first + more_first, second + more_second
 
 
 @triton.jit
-def search(key, count, k, slack):
-    """(low, at_low, at_high): at_low >= k keys reach `low`, k + slack at most unless more than that are equal to the k-th.
+def _sums_at_once(count, first, second):
+    return tl.reduce((count, first, second), 0, _add)
 
-    Then low is the k-th highest key itself and at_high < k keys are above it. key uint32 [N], N < 2^15, 0 = no entry; count:
-    entries among them, at least k. A round counts what reaches two keys of the range that is left: at first on both sides of
-    where the k-th of a normal distribution is, then of an even one, or, where that did not halve the entries in the range, the
-    middles of keys and scores.
+
+@triton.jit
+def _sums_one_by_one(count, first, second):
+    return tl.sum(count, 0), tl.sum(first, 0), tl.sum(second, 0)
+
+
+# One pass through the program's threads for three sums; the interpreter takes seconds for a combination of our own.
+_sums = _sums_one_by_one if triton.knobs.runtime.interpret else _sums_at_once
+
+
+@triton.jit
+def outset(key, k):
+    """(count, low, high, deviation): how many keys there are, and keys on both sides of where the k-th highest score is if
+    scores are normally distributed."""
+    live = key != 0
+    score = tl.where(live, to_score(key), 0.0)
+    count, total, squares = _sums(live.to(tl.int32), score, score * score)
+    share = 1.0 / tl.maximum(count, 1).to(tl.float32)
+    mean = total * share
+    deviation = tl.sqrt(tl.maximum(squares * share - mean * mean, 0.0))
+    part = tl.minimum(k.to(tl.float32) * share, 1.0)
+    tail = tl.sqrt(-2.0 * tl.log(tl.maximum(tl.minimum(part, 1.0 - part), 1e-7)))
+    # Abramowitz and Stegun 26.2.22.
+    away = tail - (2.30753 + 0.27061 * tail) / (1.0 + 0.99229 * tail + 0.04481 * tail * tail)
+    expected = mean + deviation * tl.where(part < 0.5, away, -away)
+    return count, to_key(expected - 0.05 * deviation), to_key(expected + 0.05 * deviation), deviation
+
+
+@triton.jit
+def search(key, k, slack):
+    """(low, count, at_low, at_high): at_low >= k of the count keys reach `low`, k + slack at most unless more than that are equal
+    to the k-th; with count <= k + slack all do, and low is 1.
+
+    Where more are equal, low is the k-th highest key itself and at_high < k keys are above it. key uint32 [N], N < 2^15, 0 =
+    no entry. A round counts what reaches two keys of the range that is left: at first on both sides of where the k-th of a
+    normal distribution is; while one end is unknown, ever farther from the other; then where it is if scores are spread
+    evenly; and where that did not halve the entries in the range, the middles of keys and scores.
     """
-    low = tl.min(tl.where(key == 0, 0xFFFFFFFF, key).to(tl.uint32), 0)
-    high = tl.max(key, 0) + 1
+    count, first, second, deviation = outset(key, k + slack // 2)
+    low = tl.full((), 1, tl.uint32)
+    high = tl.full((), 0xFFFFFFFF, tl.uint32)
     at_low = count
     at_high = count * 0
-    first, second = outset(key, low, high, count, k)
-    even = True
+    step = deviation * 0.2
+    begun = False
     while (at_low > k + slack) & (high - low > 1):
         first = tl.minimum(tl.maximum(first, low + 1), high - 1)
         second = tl.minimum(tl.maximum(second, low + 1), high - 1)
@@ -84,16 +106,21 @@ def search(key, count, k, slack):
         low, at_low, high, at_high = narrow(low, at_low, high, at_high, first, sums & 0xFFFF, k)
         low, at_low, high, at_high = narrow(low, at_low, high, at_high, second, sums >> 16, k)
         inside = at_low - at_high
-        even = inside * 2 <= before
-        share = 1.0 / inside.to(tl.float32)
+        halved = (inside * 2 <= before) | ~begun
+        begun = True
         low_score = to_score(low)
         high_score = to_score(high)
-        part = tl.where(even, (at_low - k).to(tl.float32) * share, 0.5)
+        share = 1.0 / inside.to(tl.float32)
+        expected = low_score + (high_score * share - low_score * share) * (at_low - k).to(tl.float32)
         spread = (high_score * share - low_score * share) * (1.0 + tl.sqrt(inside.to(tl.float32)) * 0.25)
-        expected = low_score * (1.0 - part) + high_score * part
-        first = tl.where(even, to_key(expected - spread), low + (high - low) // 2)
-        second = to_key(tl.where(even, expected + spread, expected))
-    return low, at_low, at_high
+        no_high = high == 0xFFFFFFFF
+        no_low = low == 1
+        near = tl.where(no_high, low_score + step, tl.where(no_low, high_score - 4.0 * step, expected - spread))
+        far = tl.where(no_high, low_score + 4.0 * step, tl.where(no_low, high_score - step, expected + spread))
+        step = tl.where(no_high | no_low, step * 8.0, step)
+        first = tl.where(halved, to_key(near), low + (high - low) // 2)
+        second = to_key(tl.where(halved, far, low_score * 0.5 + high_score * 0.5))
+    return low, count, at_low, at_high
 
 
 @triton.jit
@@ -121,21 +148,16 @@ def places(key, low, ties):
 
 
 @triton.jit
-def best(key, count, k, slack, SIZE: tl.constexpr):
-    """(keep, place, kept, low) for the highest of `count` keys [SIZE]: k of them, the first of equal ones, or up to slack more.
+def best(key, k, slack, SIZE: tl.constexpr):
+    """(keep, place, kept, low) for the highest keys [SIZE]: k of them, the first of equal ones, or up to slack more; all where
+    there are no more.
 
     low: what all that are kept reach.
     """
-    low = tl.full((), 1, tl.uint32)
-    ties = tl.full((), SIZE, tl.int32)
-    kept = count
-    if count > k + slack:
-        lowest, at_low, at_high = search(key, count, k, slack)
-        low = lowest
-        ties = tl.where(at_low <= k + slack, SIZE, k - at_high)
-        kept = tl.where(at_low <= k + slack, at_low, k)
-    keep, place = places(key, low, ties)
-    return keep, place, kept, low
+    low, count, at_low, at_high = search(key, k, slack)
+    enough = at_low <= k + slack
+    keep, place = places(key, low, tl.where(enough, SIZE, k - at_high))
+    return keep, place, tl.where(enough, at_low, k), low
 
 
 @triton.jit
@@ -160,7 +182,7 @@ def absorb(key, index, keys, indices, count, bar, k, SIZE: tl.constexpr, CAPACIT
     if count > CAPACITY - SIZE:
         tl.debug_barrier()
         all_keys, all_indices = load_list(keys, indices, count, CAPACITY)
-        stays, to, kept, low = best(all_keys, count, k, k // 4, CAPACITY)
+        stays, to, kept, low = best(all_keys, k, k // 4, CAPACITY)
         tl.debug_barrier()  # everybody has read before anybody writes
         tl.store(keys + to, all_keys.to(tl.int32, bitcast=True), mask=stays)
         tl.store(indices + to, all_indices, mask=stays)
@@ -199,11 +221,11 @@ def members(source, n, chosen, groups, bar, keys, indices, k, FLOAT: tl.constexp
 
 
 @triton.jit
-def candidates(source, n, maxima, chosen, keys, indices, k, FLOAT: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
-               CAPACITY: tl.constexpr):  # fmt: skip
+def candidates(source, n, maxima, chosen, keys, indices, k, FLOAT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+               SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
     """(key, index) [CAPACITY] of entries that hold the k best of `n`, in the order of their indices; key 0 = none.
 
-    source: scores or keys [n]; maxima: keys [n / 8], read where n > CAPACITY; chosen, keys, indices: scratch of GROUPS,
+    source: scores or keys [n]; maxima: keys of groups of GROUP [n / GROUP], read where n > CAPACITY; chosen, keys, indices: scratch of GROUPS,
     CAPACITY and CAPACITY int32.
     """
     if n <= CAPACITY:
@@ -211,14 +233,14 @@ def candidates(source, n, maxima, chosen, keys, indices, k, FLOAT: tl.constexpr,
         key = load_keys(source, index, index < n, FLOAT)
     else:
         group = tl.arange(0, GROUPS)
-        groups = (n + 7) // 8
+        groups = (n + GROUP - 1) // GROUP
         maximum = load_keys(maxima, group, group < groups, False)
         # A few more groups than k are found sooner; not more than one load of members holds.
-        slack = tl.maximum(tl.minimum(k // 8, CAPACITY // 8 - k), 0)
-        keep, place, kept, low = best(maximum, groups, k, slack, GROUPS)
+        slack = tl.maximum(CAPACITY // GROUP - k, 0)
+        keep, place, kept, low = best(maximum, k, slack, GROUPS)
         tl.store(chosen + place, group, mask=keep)
         tl.debug_barrier()
-        key, index = members(source, n, chosen, kept, low - 1, keys, indices, k, FLOAT, 8, SIZE, CAPACITY)
+        key, index = members(source, n, chosen, kept, low - 1, keys, indices, k, FLOAT, GROUP, SIZE, CAPACITY)
     return key, index
 
 

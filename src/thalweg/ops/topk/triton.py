@@ -14,12 +14,12 @@ import triton.language as tl
 
 from thalweg.ops.device.rows import run_of, share_of
 from thalweg.ops.hardware import Hardware, multiprocessors
-from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, GROUP, ROWS_AT_ONCE, scratch
 from thalweg.ops.topk.select import best, candidates, load_keys, members
 from thalweg.ops.variants import KernelVariant
 
 MOST = 2048  # the highest k
-GROUP_SIZES = (8, 32)  # entries of a group, where a row has more than DENSE
+LARGE = (8, 32)  # entries of a group, where a row has more than DENSE
 SIZE = 1024  # candidates absorbed at once where a load cannot hold all
 SCANS = (16, 256)  # rows whose lengths are read at once
 _TILE = 2048
@@ -28,9 +28,9 @@ _TILE = 2048
 @triton.jit
 def maxima_kernel(
     logits, lengths, dense, maxima, rows, span, stride,
-    SCAN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, DENSE: tl.constexpr,
+    SCAN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
-    """Of rows up to DENSE long the maxima of eight; of longer ones those of GROUP, and the maxima of eight of them."""
+    """Of rows up to DENSE long the maxima of GROUP; of longer ones those of LARGE, and the maxima of GROUP of them."""
     program = tl.program_id(0)
     tile, end, row, row_begin = share_of(
         program, tl.num_programs(0), lengths, lengths, rows, rows, span, False, 1, TILE, SCAN
@@ -43,17 +43,17 @@ def maxima_kernel(
         for t in range(first, last):
             entry = t * TILE + tl.arange(0, TILE)
             key = load_keys(logits + at * stride, entry, entry < length, True)
-            eighth = t * (TILE // 8) + tl.arange(0, TILE // 8)
             if length <= DENSE:
-                of_eight = tl.max(tl.reshape(key, (TILE // 8, 8)), 1).to(tl.int32, bitcast=True)
-                tl.store(maxima + at * (DENSE // 8) + eighth, of_eight, mask=eighth * 8 < length)
-            else:
                 group = t * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
-                of_group = tl.max(tl.reshape(key, (TILE // GROUP, GROUP)), 1)
-                tl.store(dense + at * DENSE + group, of_group.to(tl.int32, bitcast=True), mask=group * GROUP < length)
-                upper = t * (TILE // GROUP // 8) + tl.arange(0, TILE // GROUP // 8)
-                of_groups = tl.max(tl.reshape(of_group, (TILE // GROUP // 8, 8)), 1).to(tl.int32, bitcast=True)
-                tl.store(maxima + at * (DENSE // 8) + upper, of_groups, mask=upper * 8 * GROUP < length)
+                of_group = tl.max(tl.reshape(key, (TILE // GROUP, GROUP)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // GROUP) + group, of_group, mask=group * GROUP < length)
+            else:
+                large = t * (TILE // LARGE) + tl.arange(0, TILE // LARGE)
+                of_large = tl.max(tl.reshape(key, (TILE // LARGE, LARGE)), 1)
+                tl.store(dense + at * DENSE + large, of_large.to(tl.int32, bitcast=True), mask=large * LARGE < length)
+                upper = t * (TILE // LARGE // GROUP) + tl.arange(0, TILE // LARGE // GROUP)
+                of_upper = tl.max(tl.reshape(of_large, (TILE // LARGE // GROUP, GROUP)), 1).to(tl.int32, bitcast=True)
+                tl.store(maxima + at * (DENSE // GROUP) + upper, of_upper, mask=upper * GROUP * LARGE < length)
         tile = row_begin + last
         row_begin += tiles
         row += size
@@ -62,33 +62,33 @@ def maxima_kernel(
 @triton.jit
 def topk_kernel(
     logits, lengths, dense, maxima, chosen, list_keys, list_indices, out, span, k, stride,
-    GROUP: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+    GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """indices int32 [rows, k], rising, then -1."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.minimum(tl.maximum(tl.load(lengths + row), 0), span).to(tl.int32)
     scores = logits + row * stride
     dense += row * DENSE
-    maxima += row * (DENSE // 8)
-    chosen += row * (DENSE // 8)
+    maxima += row * (DENSE // GROUP)
+    chosen += row * (DENSE // GROUP)
     list_keys += row * CAPACITY
     list_indices += row * CAPACITY
     if length <= DENSE:
         key, index = candidates(
-            scores, length, maxima, chosen, list_keys, list_indices, k, True, DENSE // 8, SIZE, CAPACITY
+            scores, length, maxima, chosen, list_keys, list_indices, k, True, GROUP, DENSE // GROUP, SIZE, CAPACITY
         )
     else:
-        groups = (length + GROUP - 1) // GROUP
-        group_key, group = candidates(
-            dense, groups, maxima, chosen, list_keys, list_indices, k, False, DENSE // 8, SIZE, CAPACITY
+        larges = (length + LARGE - 1) // LARGE
+        large_key, large = candidates(
+            dense, larges, maxima, chosen, list_keys, list_indices, k, False, GROUP, DENSE // GROUP, SIZE, CAPACITY
         )
-        keep, place, kept, low = best(group_key, tl.sum((group_key != 0).to(tl.int32), 0), k, 0, CAPACITY)
-        tl.store(chosen + place, group, mask=keep)
+        keep, place, kept, low = best(large_key, k, 0, CAPACITY)
+        tl.store(chosen + place, large, mask=keep)
         tl.debug_barrier()
         key, index = members(
-            scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, GROUP, SIZE, CAPACITY
+            scores, length, chosen, kept, low - 1, list_keys, list_indices, k, True, LARGE, SIZE, CAPACITY
         )
-    keep, place, found, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, 0, CAPACITY)
+    keep, place, found, low = best(key, k, 0, CAPACITY)
     tl.store(out + row * k + place, index, mask=keep)
     fill(out + row * k, found, k, SIZE)
 
@@ -106,17 +106,17 @@ def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, det
     rows, width = logits.shape
     indices = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     lengths = lengths.contiguous()
-    group = group_size(width)
+    large = large_group(width)
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start
         memory = scratch(logits.device, count)
         if width > CAPACITY:
-            maxima_variant(scan_of(count), group).launch(
+            maxima_variant(scan_of(count), large).launch(
                 (4 * multiprocessors(logits.device),),
                 logits[part], lengths[part], memory.dense, memory.maxima, count, width, logits.stride(0),
             )  # fmt: skip
-        topk_variant(group).launch(
+        topk_variant(large).launch(
             (count,),
             logits[part], lengths[part], memory.dense, memory.maxima, memory.chosen, memory.list_keys,
             memory.list_indices, indices[part], width, k, logits.stride(0),
@@ -126,8 +126,8 @@ def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, det
 
 def rejects(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> str | None:
     """Why these arguments are not for the kernels, or None."""
-    if logits.shape[1] > GROUP_SIZES[-1] * DENSE:
-        return f"rows of {logits.shape[1]}, they hold {GROUP_SIZES[-1] * DENSE} at most"
+    if logits.shape[1] > LARGE[-1] * DENSE:
+        return f"rows of {logits.shape[1]}, they hold {LARGE[-1] * DENSE} at most"
     if logits.stride(1) != 1:
         return f"logits of stride {logits.stride(1)} along a row, not 1"
     return too_many(k)
@@ -144,9 +144,9 @@ def by_score(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return indices.gather(1, torch.sort(scores, dim=1, descending=True, stable=True).indices)
 
 
-def group_size(width: int) -> int:
-    """Entries of a group for rows of up to `width`: their maxima must fit into DENSE."""
-    return next(size for size in GROUP_SIZES if width <= size * DENSE)
+def large_group(width: int) -> int:
+    """Entries of a group in rows of up to `width`, where they are longer than DENSE, into which the maxima must fit."""
+    return next(size for size in LARGE if width <= size * DENSE)
 
 
 def scan_of(rows: int) -> int:
@@ -155,14 +155,14 @@ def scan_of(rows: int) -> int:
 
 
 @functools.cache
-def maxima_variant(scan: int, group: int) -> KernelVariant:
+def maxima_variant(scan: int, large: int) -> KernelVariant:
     """The kernel that reduces scores to maxima."""
     pointers = {"logits": "*fp32", "lengths": "*i32", "dense": "*i32", "maxima": "*i32"}
     return KernelVariant(
-        name=f"topk/maxima/scan{scan}/group{group}",
+        name=f"topk/maxima/scan{scan}/groups{large}",
         kernel=maxima_kernel,
         signature=pointers | dict.fromkeys(("rows", "span"), "i32") | {"stride": "i64"},
-        constexprs={"SCAN": scan, "TILE": _TILE, "GROUP": group, "DENSE": DENSE},
+        constexprs={"SCAN": scan, "TILE": _TILE, "GROUP": GROUP, "LARGE": large, "DENSE": DENSE},
         divisible_by_16=(*pointers, "stride"),
         num_warps=8,
         representative=scan == SCANS[0],
@@ -170,15 +170,15 @@ def maxima_variant(scan: int, group: int) -> KernelVariant:
 
 
 @functools.cache
-def topk_variant(group: int) -> KernelVariant:
+def topk_variant(large: int) -> KernelVariant:
     """The kernel that selects."""
     names = ("lengths", "dense", "maxima", "chosen", "list_keys", "list_indices", "out")
     pointers = {"logits": "*fp32"} | dict.fromkeys(names, "*i32")
     return KernelVariant(
-        name=f"topk/select/group{group}",
+        name=f"topk/select/groups{large}",
         kernel=topk_kernel,
         signature=pointers | {"span": "i32", "k": "i32", "stride": "i64"},
-        constexprs={"GROUP": group, "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY},
+        constexprs={"GROUP": GROUP, "LARGE": large, "DENSE": DENSE, "SIZE": SIZE, "CAPACITY": CAPACITY},
         divisible_by_16=(*pointers, "stride"),
         num_warps=8,
         representative=True,
@@ -187,7 +187,7 @@ def topk_variant(group: int) -> KernelVariant:
 
 def variants(hardware: Hardware) -> Iterable[KernelVariant]:
     """Every configuration that `topk` can choose."""
-    for group in GROUP_SIZES:
-        yield topk_variant(group)
+    for large in LARGE:
+        yield topk_variant(large)
         for scan in SCANS:
-            yield maxima_variant(scan, group)
+            yield maxima_variant(scan, large)
