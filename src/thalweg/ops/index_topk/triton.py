@@ -102,7 +102,8 @@ def select_kernel(
     dense, maxima, chosen, list_keys, list_indices, out_indices, out_slots,
     rows, requests, heads, span, pool, k, page_slots, q_row, q_head, page_stride, scale_stride, table_stride,
     MAPPED: tl.constexpr, DOT: tl.constexpr, PAGE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
+    SIZE: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """indices, rising, and slots int32 [rows, k], then -1."""
     row = tl.program_id(0)

@@ -154,7 +154,7 @@ def best(key, k, slack, SIZE: tl.constexpr):
 
     low: what all that are kept reach.
     """
-    low, count, at_low, at_high = search(key, k, slack)
+    low, _count, at_low, at_high = search(key, k, slack)
     enough = at_low <= k + slack
     keep, place = places(key, low, tl.where(enough, SIZE, k - at_high))
     return keep, place, tl.where(enough, at_low, k), low
@@ -225,8 +225,8 @@ def candidates(source, n, maxima, chosen, keys, indices, k, FLOAT: tl.constexpr,
                SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
     """(key, index) [CAPACITY] of entries that hold the k best of `n`, in the order of their indices; key 0 = none.
 
-    source: scores or keys [n]; maxima: keys of groups of GROUP [n / GROUP], read where n > CAPACITY; chosen, keys, indices: scratch of GROUPS,
-    CAPACITY and CAPACITY int32.
+    source: scores or keys [n]; maxima: keys of groups of GROUP [n / GROUP], read where n > CAPACITY; chosen, keys, indices:
+    scratch of GROUPS, CAPACITY and CAPACITY int32.
     """
     if n <= CAPACITY:
         index = tl.arange(0, CAPACITY)
