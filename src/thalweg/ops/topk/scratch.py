@@ -1,10 +1,9 @@
-"""Scratch memory of the selection: allocated once for a device, a stream and a size, and used by every call there.
+"""Scratch memory of the selection: 224 KiB a row of a launch, whatever the rows' lengths and the ceiling.
 
-Its size follows the rows of a launch alone: 224 KiB a row, never a length or a ceiling. Calls on one stream follow each other,
-so that they can share it; CUDA graphs that hold such calls must not be replayed on two streams at once.
+Taken from torch's allocator at every call and given back: calls on different streams and in different CUDA graphs never share
+it, and nothing stays behind. Nothing in it needs to be zero.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -26,20 +25,9 @@ class Scratch:
     list_keys: torch.Tensor  # int32 [rows, CAPACITY]
     list_indices: torch.Tensor  # int32 [rows, CAPACITY]
 
-    def bytes(self) -> int:
-        """Bytes of all of it."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in vars(self).values())
-
 
 def scratch(device: torch.device, rows: int) -> Scratch:
-    """The scratch of the current stream for `rows` rows, ROWS_AT_ONCE at most."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    return _allocate(device, stream, 1 << max(3, (rows - 1).bit_length()))
-
-
-@functools.cache
-def _allocate(device: torch.device, stream: int, rows: int) -> Scratch:
-    def empty(width: int) -> torch.Tensor:
-        return torch.empty((rows, width), dtype=torch.int32, device=device)
-
-    return Scratch(empty(DENSE), empty(GROUPS), empty(GROUPS), empty(CAPACITY), empty(CAPACITY))
+    """Scratch for a launch of `rows` rows, ROWS_AT_ONCE at most."""
+    widths = (DENSE, GROUPS, GROUPS, CAPACITY, CAPACITY)
+    memory = torch.empty(rows * sum(widths), dtype=torch.int32, device=device)
+    return Scratch(*(part.view(rows, -1) for part in memory.split([rows * width for width in widths])))
