@@ -64,10 +64,12 @@ def keys_kernel(
                     keys, scales, table, t * BLOCK, longest, pool, page_stride, scale_stride, PAGE, WIDTH, D, BLOCK
                 )
                 scores = score(codes, scale, there, queries, weight, DOT, PASS, HEADS, BLOCK)
-                keep_keys(scores, t, row, length, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE)
+                keep_keys(scores, t, row, length, longest, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE)
                 if ROWS > PASS:
                     scores = score(codes, scale, there, more_queries, more_weight, DOT, PASS, HEADS, BLOCK)
-                    keep_keys(scores, t, row + PASS, more_length, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE)
+                    keep_keys(
+                        scores, t, row + PASS, more_length, longest, dense, maxima, PASS, BLOCK, GROUP, LARGE, DENSE
+                    )
         tile = row_begin + last
         row_begin += tiles
         row += size
@@ -75,7 +77,7 @@ def keys_kernel(
 
 @triton.jit
 def keep_keys(
-    scores, t, row, length, dense, maxima,
+    scores, t, row, length, longest, dense, maxima,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """Writes what `keys_kernel` leaves of a tile's scores [BLOCK, ROWS]."""
@@ -91,9 +93,10 @@ def keep_keys(
     of_group = tl.max(tl.reshape(key, (BLOCK // GROUP, GROUP, ROWS)), 1)
     own_maxima = maxima + (row + tl.arange(0, ROWS)).to(tl.int64) * (DENSE // GROUP)
     tl.store(own_maxima[None, :] + group, of_group.to(tl.int32, bitcast=True), mask=group * GROUP < short[None, :])
-    large = t * (BLOCK // LARGE) + tl.arange(0, BLOCK // LARGE)[:, None]
-    of_large = tl.max(tl.reshape(of_group, (BLOCK // LARGE, LARGE // GROUP, ROWS)), 1)
-    tl.store(own[None, :] + large, of_large.to(tl.int32, bitcast=True), mask=large * LARGE < long[None, :])
+    if longest > DENSE:
+        large = t * (BLOCK // LARGE) + tl.arange(0, BLOCK // LARGE)[:, None]
+        of_large = tl.max(tl.reshape(of_group, (BLOCK // LARGE, LARGE // GROUP, ROWS)), 1)
+        tl.store(own[None, :] + large, of_large.to(tl.int32, bitcast=True), mask=large * LARGE < long[None, :])
 
 
 @triton.jit
