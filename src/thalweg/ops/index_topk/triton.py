@@ -21,7 +21,7 @@ from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits.live import check_live
 from thalweg.ops.mqa_logits.scoring import load_at, load_queries, load_tile, score
 from thalweg.ops.topk.scratch import CAPACITY, DENSE, GROUP, ROWS_AT_ONCE, scratch
-from thalweg.ops.topk.select import best, candidates, side_by_side, to_key_of_result
+from thalweg.ops.topk.select import best, candidates, side_by_side, to_key
 from thalweg.ops.topk.triton import SCANS, SIZE, fill, scan_of, too_many
 from thalweg.ops.variants import KernelVariant
 
@@ -81,7 +81,7 @@ def keep_keys(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGE: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """Writes what `keys_kernel` leaves of a tile's scores [BLOCK, ROWS]."""
-    key = to_key_of_result(scores)
+    key = to_key(scores)
     entry = t * BLOCK + tl.arange(0, BLOCK)[:, None]
     if ROWS > 1:  # what is beyond a shorter row of the run is none of its
         key = tl.where(entry < length[None, :], key, 0)
@@ -146,7 +146,7 @@ def select_kernel(
                 keys, scales, page * page_stride + slot * WIDTH, page * scale_stride + slot, there, WIDTH, D
             )
             scores = score(codes, scale, there, queries, weight, DOT, 1, HEADS, BLOCK)
-            member_key = tl.where(live, to_key_of_result(tl.reshape(scores, (BLOCK,))), 0)
+            member_key = tl.where(live, to_key(tl.reshape(scores, (BLOCK,))), 0)
             tl.store(dense + member, member_key.to(tl.int32, bitcast=True), mask=member < kept * LARGE)
         tl.debug_barrier()
         # Side by side they lie in the order of their indices: their places are the groups 0, 1, ... of the scratch.
@@ -176,7 +176,7 @@ def rejects(q, cache, weights, lengths, page_table, k, *rest) -> str | None:
     span = page_table.shape[1] * cache.shape[1]
     if span > LONGEST:
         return f"rows of up to {span} entries, they hold {LONGEST} at most"
-    return choices.rejects(q, cache) or too_many(k)
+    return choices.rejects(q, cache, page_table) or too_many(k)
 
 
 def _index_topk(
@@ -204,7 +204,7 @@ def _index_topk(
     if row_to_request is None and rows > ROWS_AT_ONCE:
         row_to_request = torch.arange(rows, dtype=torch.int32, device=device)
     mapped = row_to_request is not None
-    owners = lengths if row_to_request is None else row_to_request
+    owners = lengths if row_to_request is None else row_to_request.contiguous()
     for start in range(0, rows, ROWS_AT_ONCE):
         part = slice(start, min(rows, start + ROWS_AT_ONCE))
         count = part.stop - start

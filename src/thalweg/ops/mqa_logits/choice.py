@@ -78,12 +78,14 @@ def _fp8(hardware: Hardware, exact: bool) -> bool:
     return hardware.fp8_dot and not exact
 
 
-def rejects(q: torch.Tensor, cache: torch.Tensor) -> str | None:
-    """Why such queries and keys are not for the kernels, or None."""
+def rejects(q: torch.Tensor, cache: torch.Tensor, page_table: torch.Tensor) -> str | None:
+    """Why such queries, keys and tables are not for the kernels, or None."""
     if layout_of(cache) is not index_fp8:
         return f"an {layout_of(cache).NAME} cache, they read index_fp8"
     if cache.stride(0) % 4 or cache.storage_offset() % 4:
         return f"pages {cache.stride(0)} bytes apart at byte {cache.storage_offset()}: the fp32 scales are not aligned"
+    if page_table.stride(1) != 1 and page_table.shape[1] > 1:  # a copy would be as wide as the ceiling
+        return f"a page table of stride {page_table.stride(1)} along a request, not 1"
     return rejects_queries(q)
 
 

@@ -77,7 +77,8 @@ def score(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, scales: to
     block = max(1, _BLOCK_ELEMENTS // max(1, q.shape[1] * keys.shape[0]))
     for start in range(0, q.shape[0], block):
         rows = slice(start, start + block)
-        dots = torch.relu(q[rows].flatten(0, 1) @ wide_keys.T).view(-1, q.shape[1], keys.shape[0])
+        # Every size named: there may be no key, where all pages are none.
+        dots = torch.relu(q[rows].flatten(0, 1) @ wide_keys.T).view(*q[rows].shape[:2], keys.shape[0])
         # A product and a sum over heads, not a matmul: its order does not depend on the number of rows.
         total = (dots * weights[rows].double().unsqueeze(-1)).sum(dim=1)
         out[rows] = (total if scales is None else total * scales.double()).float()

@@ -129,7 +129,7 @@ def mqa_logits_f16(*args) -> None:
 
 def mqa_logits_rejects(q, cache, weights, lengths, page_table, row_to_request, out, clean) -> str | None:
     """Why these arguments are not for the kernels, or None."""
-    return choices.rejects(q, cache) or choices.rejects_out(out)
+    return choices.rejects(q, cache, page_table) or choices.rejects_out(out)
 
 
 def _paged(
@@ -155,7 +155,7 @@ def _paged(
     logits_variant(choice, mapped, page, scan_of(rows)).launch(
         (choice.per_multiprocessor * hardware.multiprocessors(device),),
         choices.as_codes(q, choice.dot), keys, scales, weights.contiguous(), lengths, page_table,
-        row_to_request if mapped else lengths, out,
+        lengths if row_to_request is None else row_to_request.contiguous(), out,
         rows, requests, heads, span, cache.shape[0], q.stride(0), q.stride(1),
         keys.stride(0), scales.stride(0), page_table.stride(0), out.stride(0),
     )  # fmt: skip
@@ -191,9 +191,9 @@ def _ragged(
     out: torch.Tensor,
 ) -> None:
     device, (rows, heads, width), span = q.device, q.shape, keys.shape[0]
+    check_ragged(starts, ends, span)
     if rows == 0 or span == 0:
         return
-    check_ragged(starts, ends, span)
     choice = choices.choose(hardware.of_device(device), min(rows, RAGGED_ROWS), 1, heads, exact)
     run_starts, run_lengths = _runs(starts, ends, span, choice.run_rows)
     runs = run_starts.numel()

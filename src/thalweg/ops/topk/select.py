@@ -11,18 +11,11 @@ import triton.language as tl
 
 @triton.jit
 def to_key(score):
-    """Float32 scores to uint32 keys of the same order: +0 = -0, NaN above +inf; never 0."""
-    score = score + 0.0
-    bits = score.to(tl.uint32, bitcast=True)
-    key = tl.where(bits >= 0x80000000, ~bits, bits | 0x80000000)
-    return tl.where(score != score, 0xFFFFFFFE, key).to(tl.uint32)
-
-
-@triton.jit
-def to_key_of_result(score):
-    """The same in fewer instructions, for results of arithmetic: their NaN has no sign."""
+    """Float32 scores to uint32 keys of the same order: +0 = -0, NaN above +inf; never 0, never the highest uint32."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) | -0x80000000)).to(tl.uint32, bitcast=True)
+    key = (bits ^ ((bits >> 31) | -0x80000000)).to(tl.uint32, bitcast=True)
+    # Any NaN: its bits as they are could be the highest key, above which `search` has no bound, or on some devices key 0.
+    return tl.where(score != score, 0xFFFFFFFE, key).to(tl.uint32)
 
 
 @triton.jit
@@ -72,7 +65,7 @@ def outset(key, k):
     share = 1.0 / tl.maximum(count, 1).to(tl.float32)
     mean = total * share
     deviation = tl.sqrt(tl.maximum(squares * share - mean * mean, 0.0))
-    part = tl.minimum(k.to(tl.float32) * share, 1.0)
+    part = tl.minimum(share * k, 1.0)  # k may be a constant: Triton makes one of every argument that is 1
     tail = tl.sqrt(-2.0 * tl.log(tl.maximum(tl.minimum(part, 1.0 - part), 1e-7)))
     # Abramowitz and Stegun 26.2.22.
     away = tail - (2.30753 + 0.27061 * tail) / (1.0 + 0.99229 * tail + 0.04481 * tail * tail)

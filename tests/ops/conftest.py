@@ -1,0 +1,43 @@
+"""How the tests of kernels bend what they run: small grids, small sizes, another choice."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from thalweg.ops import dispatch, hardware
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small grids where kernels are interpreted: a program costs milliseconds there."""
+    monkeypatch.setattr(hardware, "INTERPRETED_MULTIPROCESSORS", 1)
+
+
+@pytest.fixture
+def kernels_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted kernels are chosen as on a GPU: where nobody forces another implementation."""
+    for operation, known in dispatch._operations.items():
+        unavoided = [
+            dispatch.Implementation(one.name, one.function, one.unsupported, dispatch.anywhere, one.rejects)
+            for one in known
+        ]
+        monkeypatch.setitem(dispatch._operations, operation, unavoided)
+
+
+@pytest.fixture
+def small_selection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every level of the selection within rows of a few hundred entries: 64 candidates for 4096, 512 keys for 32,768."""
+    from thalweg.ops.index_topk import triton as fused
+    from thalweg.ops.topk import triton as alone
+
+    sizes = {"CAPACITY": 64, "SIZE": 16, "DENSE": 512, "ROWS_AT_ONCE": 8}
+    for name, value in sizes.items():
+        monkeypatch.setattr(fused, name, value)
+        monkeypatch.setattr(alone, name, value)
+    monkeypatch.setattr(alone, "_TILE", 256)
+    cached = (fused.keys_variant, fused.select_variant, alone.maxima_variant, alone.topk_variant)
+    for variant in cached:
+        variant.cache_clear()
+    yield
+    for variant in cached:
+        variant.cache_clear()

@@ -1,0 +1,54 @@
+"""What the tests of the indexer's kernels share. They run on the GPU where there is one, else interpreted on the CPU."""
+
+import torch
+
+from tests.ops.builders import NAN
+from tests.ops.index_inputs import IndexInputs
+from thalweg.ops import mqa_logits
+from thalweg.ops.topk.scratch import ROWS_AT_ONCE, scratch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SCORING = ["triton", "triton_f16"]
+UNTOUCHED = 123.0
+
+
+def spoil_scratch(rows: int) -> None:
+    """What earlier calls have left in the scratch for `rows` rows: the highest keys there are, indices that are none."""
+    for tensor in vars(scratch(DEVICE, min(rows, ROWS_AT_ONCE))).values():
+        tensor.fill_(-1)
+
+
+def tolerance(implementation: str) -> float:
+    """Of a score, relative to the row's largest magnitude: the contract's."""
+    return 5e-4 if implementation == "triton" and DEVICE.type == "cuda" else 1e-5
+
+
+def moved(inputs: IndexInputs) -> IndexInputs:
+    """The inputs where kernels run."""
+    return IndexInputs(*(None if tensor is None else tensor.to(DEVICE) for tensor in vars(inputs).values()))
+
+
+def check_scores(got: torch.Tensor, want: torch.Tensor, within: float) -> None:
+    """`want`'s untouched columns, -inf and NaN in the same places, and all other scores `within` of the row's largest."""
+    got, want = got.cpu(), want.cpu()
+    scored = want.isfinite() & (want != UNTOUCHED)
+    assert torch.equal(got.where(~scored, 0).nan_to_num(nan=7.0), want.where(~scored, 0).nan_to_num(nan=7.0))
+    largest = want.where(scored, 0).abs().amax(1, keepdim=True) if want.numel() else want
+    assert ((got - want).abs().where(scored, 0) <= within * largest).all()
+
+
+def check_logits(inputs: IndexInputs, implementation: str, clean: bool = False) -> torch.Tensor:
+    """mqa_logits as the reference, into a buffer wider than the table; returns what the kernels wrote."""
+    there = moved(inputs).arguments()
+    width = inputs.page_table.shape[1] * inputs.cache.shape[1] + 5
+    poison = NAN if clean else UNTOUCHED
+    got, want = (torch.full((len(inputs.lengths), width), poison, device=DEVICE) for _ in range(2))
+    assert mqa_logits(**there, out=got, clean=clean, implementation=implementation) is got
+    mqa_logits(**there, out=want, clean=clean, implementation="reference")
+    check_scores(got, want, tolerance(implementation))
+    return got.cpu()
+
+
+def in_order(indices: torch.Tensor) -> torch.Tensor:
+    """Each row's indices rising, -1 first: selections are sets."""
+    return indices.cpu().sort(dim=1).values
