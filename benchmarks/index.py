@@ -42,7 +42,7 @@ def measure(options: argparse.Namespace) -> int:
     impls = run.chosen(options.impl)
     if options.peers is not None and not options.peers.is_dir():
         raise UserError(f"--peers {options.peers}: no such folder; benchmarks/peers.py makes it")
-    run.require_gpu("benchmarks/index.py")
+    run.require_gpu()
     stamp = records.gpu_stamp(options.commit or commit(), "python " + " ".join(sys.argv))
     print(records.machine(stamp), flush=True)
     workers = session.workers(impls, options.peers)

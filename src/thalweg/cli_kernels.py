@@ -1,4 +1,4 @@
-"""`thalweg kernels compile`: compiles the GPU kernels for every architecture, on a machine without a GPU."""
+"""`thalweg kernels`: compiles the GPU kernels for every architecture, on a machine without a GPU, or times them on one with."""
 
 import argparse
 import json
@@ -7,13 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from thalweg import cli_kernels_bench
 from thalweg.cli_streams import write
 from thalweg.errors import UserError
 
 
 def add(verbs: Any) -> None:
     """Adds the verb to the parser."""
-    parser = verbs.add_parser("kernels", help="compile the GPU kernels, without a GPU")
+    parser = verbs.add_parser("kernels", help="compile the GPU kernels, without a GPU, or time them on one")
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     compile_ = actions.add_parser("compile", help="compile kernels for architectures and check what they need of each")
     compile_.add_argument(
@@ -23,6 +24,7 @@ def add(verbs: Any) -> None:
     compile_.add_argument("--kernel", metavar="TEXT", default="", help="only kernels whose name contains this")
     compile_.add_argument("--json", type=Path, metavar="FILE", help="write the results there as JSON, too")
     compile_.set_defaults(run=run, verb="kernels compile")
+    cli_kernels_bench.add(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,8 @@
 """The scripts as a person calls them, on a machine without a GPU."""
 
+import argparse
 import importlib
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from thalweg.cli import main
+from thalweg.kernels import bench
 from thalweg.kernels.bench import records
 from thalweg.kernels.bench.cases import Case
 
@@ -69,25 +73,32 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, said: str, script, cap
     assert error.count("\n") == 1
 
 
-def test_the_verb_says_in_one_line_that_it_needs_a_gpu(no_gpu) -> None:
-    import argparse
+@pytest.mark.parametrize("arguments", [(), ("--minutes", "2", "--json", "out.jsonl")])
+def test_the_verb_says_in_one_line_that_it_needs_a_gpu(
+    arguments: tuple[str, ...], tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch, no_gpu
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["kernels", "bench", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(
+        r"thalweg kernels bench: it times GPU kernels, and torch \S+ finds no CUDA device here; .*\n", captured.err
+    )
+    assert not list(tmp_path.iterdir())
 
-    from thalweg.errors import UserError
-    from thalweg.kernels import bench
 
-    with pytest.raises(UserError, match=r"^thalweg kernels bench times GPU kernels, .* finds no CUDA device here"):
-        bench.main(argparse.Namespace(minutes=5.0, json=None))
+def test_the_verb_hands_its_minutes_and_its_file_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[argparse.Namespace] = []
+    monkeypatch.setattr(bench, "main", lambda options: handed.append(options) or 1)
+    assert main(["kernels", "bench", "--minutes", "2", "--json", "out.jsonl"]) == 1
+    assert main(["kernels", "bench"]) == 1
+    assert [(each.minutes, each.json) for each in handed] == [(2.0, Path("out.jsonl")), (5.0, None)]
 
 
-def test_the_options_of_the_verb_are_minutes_and_a_file() -> None:
-    import argparse
-
-    from thalweg import cli_kernels_bench
-
-    parser = argparse.ArgumentParser()
-    cli_kernels_bench.add(parser.add_subparsers())
-    options = parser.parse_args(["bench", "--minutes", "2", "--json", "out.jsonl"])
-    assert (options.minutes, options.json, options.verb) == (2.0, Path("out.jsonl"), "kernels bench")
+def test_an_unknown_option_of_the_verb_is_named_with_the_one_meant(capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["kernels", "bench", "--minuts", "2"])
+    assert "thalweg kernels bench: unknown option --minuts; did you mean --minutes?" in capsys.readouterr().err
 
 
 def test_records_are_summed_up_without_a_gpu(tmp_path: Path, script, capsys) -> None:

@@ -70,6 +70,16 @@ def test_a_run_stops_in_time_and_names_what_it_left_out(monkeypatch: pytest.Monk
     assert said[-1] == "left out, out of time: batch=16,keys=128,ceiling=8192,rows=1,k=512"
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    fakes = workers()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/out.jsonl: cannot be written: (Not a directory|File exists)$"):
+        run.run(CASES, fakes, {"gpu": "card"}, None, print, tmp_path / "file/out.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"cannot be read: Is a directory$"):
+        run.run(CASES, fakes, {"gpu": "card"}, None, print, tmp_path)  # type: ignore[arg-type]
+    assert not any(fake.seeds for fake in fakes)
+
+
 def test_the_advice_names_what_to_enable_why_and_what_to_install() -> None:
     outcome = run.run(CASES, workers(), {"gpu": "card"}, None, lambda line: None)  # type: ignore[arg-type]
     lines = advice(outcome)

@@ -23,7 +23,7 @@ CASES = (
 
 def main(options: argparse.Namespace) -> int:
     """Runs the verb: `options.minutes`, `options.json` (a path or None). Raises UserError where there is no GPU."""
-    run.require_gpu("thalweg kernels bench")
+    run.require_gpu()
     impls = list(adapters.IMPLEMENTATIONS)
     stamp = records.gpu_stamp(_commit(), "thalweg " + " ".join(sys.argv[1:]))
     print(records.machine(stamp))

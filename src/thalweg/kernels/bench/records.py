@@ -80,7 +80,10 @@ def read(path: Path) -> list[Record]:
     """The records of a file, none where there is no file. Raises UserError for a line that is no record."""
     if not path.exists():
         return []
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         made = [json.loads(line) for line in lines]
         for record in made:
@@ -91,11 +94,17 @@ def read(path: Path) -> list[Record]:
 
 
 def merge(path: Path, newer: list[Record]) -> None:
-    """Writes `newer` into the file, each in the place of the record that it replaces, else at the end."""
+    """Writes `newer` into the file, each in the place of the record that it replaces, else at the end.
+
+    Raises UserError where the file cannot be written, or holds something else.
+    """
     merged = {_key(record): record for record in read(path)}
     merged.update({_key(record): record for record in newer})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in merged.values()))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in merged.values()))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _key(record: Record) -> tuple[Any, ...]:

@@ -24,13 +24,13 @@ class Outcome:
     absent: list[str] = field(default_factory=list)
 
 
-def require_gpu(what: str) -> None:
+def require_gpu() -> None:
     """Raises UserError where there is no CUDA device."""
     import torch
 
     if not torch.cuda.is_available():
         raise UserError(
-            f"{what} times GPU kernels, and torch {torch.__version__} finds no CUDA device here; run it on one"
+            f"it times GPU kernels, and torch {torch.__version__} finds no CUDA device here; run it where there is one"
         )
 
 
@@ -56,6 +56,8 @@ def run(
     """Measures every case by every worker until `minutes` are over; records go into the file `into` after every case."""
     began, longest = time.monotonic(), 0.0
     outcome, identity = Outcome(), {"run": secrets.token_hex(4), **stamp}
+    if into is not None:
+        records.merge(into, [])  # a place that cannot be written to is better known before the work
     try:
         _start(workers, outcome, say)
         rate = next((worker.hello["e4m3_flop_per_second"] for worker in workers if _has_rate(worker)), None)
