@@ -7,6 +7,9 @@ The conversions go through torch here; arithmetic on bfloat16 and fp8 raises: ke
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -98,3 +101,56 @@ def _mend_range() -> None:
         tensor.__index__ = lambda self: int(self.handle.data.squeeze())
 
     interpreter._patch_lang_tensor = patch
+
+
+@dataclass
+class Accesses:
+    """Where interpreted kernels read and wrote, as (addresses, bytes at each) of every load and store, masks applied."""
+
+    loads: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    stores: list[tuple[np.ndarray, int]] = field(default_factory=list)
+
+    def outside(self, *tensors: torch.Tensor) -> int:
+        """How many accesses touch a byte that is in none of the tensors."""
+        count = 0
+        for addresses, size in (*self.loads, *self.stores):
+            inside = np.zeros(addresses.shape, dtype=bool)
+            for tensor in tensors:
+                extent = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+                end = tensor.data_ptr() + extent * tensor.element_size()
+                inside |= (addresses >= tensor.data_ptr()) & (addresses + size <= end) & (tensor.numel() > 0)
+            count += int((~inside).sum())
+        return count
+
+    def stored_twice(self, tensor: torch.Tensor) -> int:
+        """How many elements of a contiguous tensor are stored more than once: programs run in any order on a GPU."""
+        begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+        stored = np.concatenate([addresses for addresses, _ in self.stores])
+        stored = stored[(stored >= begin) & (stored < end)]
+        return len(stored) - len(np.unique(stored))
+
+
+@contextmanager
+def watching() -> Iterator[Accesses]:
+    """Records what interpreted kernels access."""
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
+
+    accesses, load, store = Accesses(), Builder.create_masked_load, Builder.create_masked_store
+
+    def record(of: list[tuple[np.ndarray, int]], pointers, mask) -> None:
+        addresses = np.broadcast_to(pointers.data, mask.data.shape)[mask.data.astype(bool)]
+        of.append((addresses.astype(np.uint64), pointers.get_element_ty().primitive_bitwidth // 8))
+
+    def watched_load(self, pointers, mask, *rest):
+        record(accesses.loads, pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def watched_store(self, pointers, value, mask, *rest):
+        record(accesses.stores, pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    Builder.create_masked_load, Builder.create_masked_store = watched_load, watched_store
+    try:
+        yield accesses
+    finally:
+        Builder.create_masked_load, Builder.create_masked_store = load, store

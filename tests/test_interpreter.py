@@ -5,6 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tests.interpreter import watching
+
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted where there is a GPU")
 
 FLOATS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float8_e4m3fn: tl.float8e4nv}
@@ -108,3 +110,23 @@ def test_a_loop_takes_its_bounds_from_memory() -> None:
     total = torch.empty(1)
     sum_between[(1,)](torch.arange(10.0), torch.tensor([2, 5], dtype=torch.int32), total)
     assert total.item() == 9
+
+
+@triton.jit
+def shift(source, target, count, by, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + offsets + by, mask=offsets < count), mask=offsets < count)
+
+
+def test_accesses_outside_of_tensors_and_second_stores_are_seen() -> None:
+    values = torch.arange(12.0)
+    source, target = values[:4], torch.zeros(4)
+    with watching() as accesses:
+        shift[(1,)](source, target, 4, 0, 8)
+    assert accesses.outside(source, target) == 0 and accesses.stored_twice(target) == 0
+    with watching() as accesses:
+        shift[(2,)](source, target, 4, 3, 8)
+    assert accesses.outside(source, target) == 2 * 3 and accesses.stored_twice(target) == 4
+    with watching() as accesses:
+        shift[(1,)](source, target, 4, 0, 8)
+    assert accesses.outside(source) == 4

@@ -1,5 +1,6 @@
 """What the tests of the indexer's kernels share. They run on the GPU where there is one, else interpreted on the CPU."""
 
+import pytest
 import torch
 
 from tests.ops.builders import NAN
@@ -52,3 +53,19 @@ def check_logits(inputs: IndexInputs, implementation: str, clean: bool = False) 
 def in_order(indices: torch.Tensor) -> torch.Tensor:
     """Each row's indices rising, -1 first: selections are sets."""
     return indices.cpu().sort(dim=1).values
+
+
+def guarded(inputs: IndexInputs) -> IndexInputs:
+    """The inputs, each in the middle of a buffer: what is read beside them is not another's."""
+
+    def guard(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None:
+            return None
+        size, margin = tensor.numel() * tensor.element_size(), 1 << 14
+        middle = torch.full((size + 2 * margin,), 0xFF, dtype=torch.uint8)[margin : margin + size]
+        return middle.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    return IndexInputs(*(guard(tensor) for tensor in vars(inputs).values()))
+
+
+interpreted = pytest.mark.skipif(DEVICE.type == "cuda", reason="accesses are seen where kernels are interpreted")

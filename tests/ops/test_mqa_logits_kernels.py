@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.interpreter import watching
 from tests.ops.builders import NAN, randn, seeded, wide
 from tests.ops.index_inputs import IndexInputs, index_inputs
 from tests.ops.index_kernels import (
@@ -12,11 +13,14 @@ from tests.ops.index_kernels import (
     UNTOUCHED,
     check_logits,
     check_scores,
+    guarded,
+    interpreted,
     moved,
     tolerance,
 )
 from thalweg.errors import UserError
 from thalweg.ops import dispatch, hardware, mqa_logits, mqa_logits_ragged
+from thalweg.ops.mqa_logits.triton import _runs
 
 pytestmark = pytest.mark.usefixtures("few_programs")
 
@@ -139,6 +143,33 @@ def test_arguments_may_be_views_with_gaps(rows: int, page_keys: int) -> None:
     assert torch.equal(out[:, 4:-5].cpu(), want)
     assert (out[:, :4] == UNTOUCHED).all() and (out[:, -5:] == UNTOUCHED).all()
     assert (layers[:, [0, 2]] == 0xFF).all()
+
+
+@interpreted
+@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("page_keys", [16, 64])
+def test_each_score_is_written_once_and_nothing_beside_the_arguments_is_read(
+    page_keys: int, implementation: str
+) -> None:
+    """A second store is a race, right or not; tables end with their live pages, and the last run with its first row."""
+    owners, lengths = [0, 0, 0, 1, 2, 2, 2, 2, -1, 0, 2], [130, 129, 3, 131, 0, 70, 64, 65, 9, 130, 131]
+    inputs = index_inputs([130, 131, 131], heads=5, page_keys=page_keys, table_width=-(-131 // page_keys), seed=16)
+    inputs.page_table[2, 0] = inputs.cache.shape[0]
+    for there in (guarded(with_rows(inputs, owners, lengths)), guarded(inputs)):
+        out = torch.full((len(there.lengths), page_keys * there.page_table.shape[1]), UNTOUCHED)
+        with watching() as accesses:
+            mqa_logits(**there.arguments(), out=out, clean=True, implementation=implementation)
+        tensors = [tensor for tensor in there.arguments().values() if tensor is not None]
+        assert accesses.outside(*tensors, out) == 0
+        assert accesses.stored_twice(out) == 0
+
+
+def test_a_run_of_ragged_rows_reads_from_its_first_key_to_its_last() -> None:
+    starts, ends = torch.tensor([40, 50, 9, 70, -4, 90, 20]), torch.tensor([60, 55, 9, 80, 3, 200, 30])
+    first, reach = _runs(starts, ends, 100, 2)
+    assert first.tolist() == [40, 70, 0, 20] and reach.tolist() == [20, 10, 100, 10]
+    first, reach = _runs(torch.tensor([5, 7]), torch.tensor([5, 2]), 100, 2)
+    assert reach.tolist() == [0]
 
 
 @pytest.mark.parametrize(("heads", "rows"), [(4, 1), (16, 2)])
