@@ -3,8 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from thalweg.ops import dispatch, hardware
+from thalweg.ops.topk.scratch import Scratch, scratch
 
 
 @pytest.fixture
@@ -41,3 +43,23 @@ def small_selection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for variant in cached:
         variant.cache_clear()
+
+
+@pytest.fixture
+def spoiled_scratch(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """All scratch that a selection takes holds the highest keys there are, and indices that are none; returns its tensors."""
+    from thalweg.ops.index_topk import triton as fused
+    from thalweg.ops.topk import triton as alone
+
+    taken: list[torch.Tensor] = []
+
+    def spoiled(device: torch.device, rows: int) -> Scratch:
+        memory = scratch(device, rows)
+        for tensor in vars(memory).values():
+            tensor.fill_(-1)
+            taken.append(tensor)
+        return memory
+
+    monkeypatch.setattr(fused, "scratch", spoiled)
+    monkeypatch.setattr(alone, "scratch", spoiled)
+    return taken

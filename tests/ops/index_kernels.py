@@ -6,17 +6,10 @@ import torch
 from tests.ops.builders import NAN
 from tests.ops.index_inputs import IndexInputs
 from thalweg.ops import mqa_logits
-from thalweg.ops.topk.scratch import ROWS_AT_ONCE, scratch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCORING = ["triton", "triton_f16"]
 UNTOUCHED = 123.0
-
-
-def spoil_scratch(rows: int) -> None:
-    """What earlier calls have left in the scratch for `rows` rows: the highest keys there are, indices that are none."""
-    for tensor in vars(scratch(DEVICE, min(rows, ROWS_AT_ONCE))).values():
-        tensor.fill_(-1)
 
 
 def tolerance(implementation: str) -> float:

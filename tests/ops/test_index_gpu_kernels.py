@@ -13,7 +13,7 @@ from thalweg.layouts import index_fp8
 from thalweg.ops import index_topk, mqa_logits, mqa_logits_ragged
 from thalweg.ops.topk.scratch import DENSE, ROWS_AT_ONCE
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("spoiled_scratch")]
 
 
 def agrees(inputs: IndexInputs, k: int, implementation: str) -> None:

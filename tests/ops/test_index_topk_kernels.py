@@ -13,24 +13,22 @@ from tests.ops.index_kernels import (
     in_order,
     interpreted,
     moved,
-    spoil_scratch,
 )
 from tests.ops.test_index_topk import check_rows
 from tests.ops.test_mqa_logits_kernels import REFUSED, broken, with_rows
 from thalweg.errors import UserError
 from thalweg.layouts import index_fp8
 from thalweg.ops import dispatch, index_topk, mqa_logits, topk
-from thalweg.ops.topk.scratch import DENSE, scratch
+from thalweg.ops.topk.scratch import DENSE
 
 pytestmark = [
-    pytest.mark.usefixtures("few_programs"),
+    pytest.mark.usefixtures("few_programs", "spoiled_scratch"),
     pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),  # numpy's, interpreted
 ]
 
 
 def choose(inputs: IndexInputs, k: int, implementation: str, page_slots: int | None = None) -> tuple[torch.Tensor, ...]:
     """(indices, slots) of inputs that lie on the device of the kernels, found in scratch full of rubbish."""
-    spoil_scratch(len(inputs.lengths))
     return index_topk(
         **inputs.arguments(), k=k, page_slots=page_slots, deterministic=True, implementation=implementation
     )
@@ -174,13 +172,15 @@ def test_a_row_alone_equals_the_row_in_a_batch_with_nan_in_the_others() -> None:
 @interpreted
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.usefixtures("small_selection")
-def test_each_place_is_written_once_and_nothing_beside_the_arguments_is_read(rows: int) -> None:
+def test_each_place_is_written_once_and_nothing_beside_the_arguments_is_read(
+    rows: int, spoiled_scratch: list[torch.Tensor]
+) -> None:
     """Rows of every way to select; a second store is a race, right or not."""
     inputs = guarded(index_inputs([580, 579, 130, 3], rows_per_request=rows, heads=5, table_width=10, seed=14))
     with watching() as accesses:
         results = choose(inputs, 20, "triton")
     tensors = [tensor for tensor in inputs.arguments().values() if tensor is not None]
-    assert accesses.outside(*tensors, *vars(scratch(DEVICE, 4)).values(), *results) == 0
+    assert accesses.outside(*tensors, *spoiled_scratch, *results) == 0
     assert all(accesses.stored_twice(result) == 0 for result in results)
 
 

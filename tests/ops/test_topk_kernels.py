@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from tests.interpreter import watching
 from tests.ops.builders import NAN, randn, seeded
-from tests.ops.index_kernels import DEVICE, in_order, interpreted, spoil_scratch
+from tests.ops.index_kernels import DEVICE, in_order, interpreted
 from tests.ops.test_topk import VALUES, by_sorting, scored
 from thalweg.errors import UserError
 from thalweg.ops import dispatch, topk
-from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE, scratch
+from thalweg.ops.topk.scratch import CAPACITY, DENSE, ROWS_AT_ONCE
 from thalweg.ops.topk.select import best, load_keys
-from thalweg.ops.topk.triton import GROUP_SIZES, MOST
+from thalweg.ops.topk.triton import LARGE, MOST
 
 pytestmark = [
-    pytest.mark.usefixtures("few_programs"),
+    pytest.mark.usefixtures("few_programs", "spoiled_scratch"),
     pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning"),  # numpy's, interpreted
 ]
 
@@ -34,7 +34,7 @@ def choose(scores, kept_at, place_at, found_at, n, k, slack, N: tl.constexpr):
     """`best` of scores [n]: what it keeps [N], the places [N], (how many, the low key)."""
     index = tl.arange(0, N)
     key = load_keys(scores, index, index < n, True)
-    keep, place, kept, low = best(key, tl.sum((key != 0).to(tl.int32), 0), k, slack, N)
+    keep, place, kept, low = best(key, k, slack, N)
     tl.store(kept_at + index, keep.to(tl.int32))
     tl.store(place_at + index, place)
     tl.store(found_at, kept)
@@ -121,7 +121,6 @@ def test_the_best_are_found_whatever_the_scores_look_like(shape: str) -> None:
 
 def check(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
     """As the reference, which is a stable sort: the same indices, rising, the rest -1; returns them."""
-    spoil_scratch(len(lengths))
     got = topk(logits.to(DEVICE), lengths.to(DEVICE), k, deterministic=True, implementation="triton").cpu()
     want = topk(logits, lengths, k, deterministic=True, implementation="reference")
     assert torch.equal(in_order(got), in_order(want))
@@ -159,7 +158,7 @@ def test_longer_rows_have_groups_of_groups(k: int) -> None:
 
 
 def test_the_longest_rows_have_larger_groups() -> None:
-    width = GROUP_SIZES[0] * DENSE + 70
+    width = LARGE[0] * DENSE + 70
     lengths = [width - 1, DENSE + 5, 100]
     check(poisoned(lengths, width, 1), torch.tensor(lengths), 64)
 
@@ -229,14 +228,14 @@ def test_all_lengths_zero_give_minus_one_everywhere(batch: int) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("small_selection")
-def test_each_place_is_written_once_and_nothing_beside_the_scores_is_read() -> None:
+def test_each_place_is_written_once_and_nothing_beside_the_scores_is_read(spoiled_scratch: list[torch.Tensor]) -> None:
     """Rows of every way to select, each within its own length and the last at the end of its memory."""
     lengths = torch.tensor([4500, 0, 63, 600])
     logits = randn(seeded(6), 4, 4500)
     live = [logits[row, :length] for row, length in enumerate(lengths.tolist())]
     with watching() as accesses:
         chosen = topk(logits, lengths, 20, implementation="triton")
-    assert accesses.outside(*live, lengths, chosen, *vars(scratch(DEVICE, 4)).values()) == 0
+    assert accesses.outside(*live, lengths, chosen, *spoiled_scratch) == 0
     assert accesses.stored_twice(chosen) == 0
 
 
@@ -251,7 +250,6 @@ def test_logits_may_be_a_view_and_lengths_parts_of_something() -> None:
     view = buffer[:, 3:5003]
     lengths = torch.tensor([[5000, 7], [10**12, 7], [4100, 7]], device=DEVICE)[:, 0]
     view.copy_(randn(seeded(5), 3, 5000))
-    spoil_scratch(3)
     got = topk(view, lengths, 30, deterministic=True, implementation="triton")
     want = topk(view, lengths.clamp(max=5000), 30, implementation="reference")
     assert torch.equal(in_order(got), in_order(want))
@@ -262,7 +260,7 @@ def test_logits_may_be_a_view_and_lengths_parts_of_something() -> None:
 @pytest.mark.usefixtures("kernels_preferred")
 def test_what_the_kernels_do_not_take_runs_by_the_reference_and_says_why() -> None:
     logits, lengths = torch.rand(2, 10, 2, device=DEVICE), torch.tensor([10, 3], device=DEVICE)
-    wide = torch.empty(1, GROUP_SIZES[-1] * DENSE + 1, device=DEVICE)
+    wide = torch.empty(1, LARGE[-1] * DENSE + 1, device=DEVICE)
     for scores, k, reason in (
         (logits[..., 0], 3, "logits of stride 2 along a row"),
         (logits[..., 0].contiguous(), MOST + 1, "k = 2049, they hold 2048 at most"),
