@@ -169,6 +169,41 @@ def test_a_row_alone_equals_the_row_in_a_batch_with_nan_in_the_others() -> None:
         assert poisoned[0][row].unique().numel() == 64 and int(poisoned[0][row].min()) >= 0
 
 
+def with_scores(scores: list[float], lengths: list[int]) -> IndexInputs:
+    """Rows of one request whose entries have exactly these scores: the keys' scales."""
+    inputs = index_inputs([len(scores)] * len(lengths), rows_per_request=len(lengths), heads=1)
+    codes, scales = index_fp8.blocks(inputs.cache)
+    codes[:] = torch.tensor([1.0] + [0.0] * 127).to(torch.float8_e4m3fn).view(torch.uint8)
+    entry = torch.arange(len(scores))
+    page = inputs.page_table[0, entry // 64].long()
+    scales.view(torch.float32)[page, entry % 64, 0] = torch.tensor(scores)
+    inputs.q = codes[:1, :1].expand(len(lengths), 1, 128).contiguous().view(torch.float8_e4m3fn)
+    inputs.weights.fill_(1.0)
+    inputs.lengths = torch.tensor(lengths, dtype=torch.int32)
+    inputs.row_to_request = torch.zeros(len(lengths), dtype=torch.int32)
+    return inputs
+
+
+@pytest.mark.usefixtures("small_selection")
+def test_a_longer_row_of_the_request_lends_a_group_no_score() -> None:
+    """The best of every group but the last, of which the longer rows see scores that the first does not."""
+    scores = [9.0 - entry / 16 if entry % 8 == 0 else 1.0 for entry in range(96)] + [0.5] * 5 + [50.0] * 11
+    inputs = with_scores(scores, [101, 104, 112, 101])
+    chosen = check(inputs, 12, "triton")
+    assert chosen[0].tolist() == chosen[3].tolist() == [8 * group for group in range(12)]
+    assert chosen[1].tolist() == [*(8 * group for group in range(9)), 101, 102, 103]
+
+
+@pytest.mark.parametrize("length", [513, 640, 700])
+@pytest.mark.usefixtures("small_selection")
+def test_maxima_of_maxima_end_with_the_row(length: int) -> None:
+    """The four best lie in four stretches of 64, then none; or in the last entries of the row."""
+    falling = with_scores([20.0 - entry / 64 if entry % 64 == 9 else 1.0 for entry in range(length)], [length])
+    assert check(falling, 4, "triton")[0].tolist() == [9, 73, 137, 201]
+    rising = with_scores([1.0 + entry for entry in range(length)], [length])
+    assert check(rising, 4, "triton")[0].tolist() == list(range(length - 4, length))
+
+
 @interpreted
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.usefixtures("small_selection")

@@ -226,6 +226,25 @@ def test_all_lengths_zero_give_minus_one_everywhere(batch: int) -> None:
     assert (check(logits, torch.tensor([0, -4] * batch)[:batch], 16) == -1).all()
 
 
+@pytest.mark.parametrize("width", [600, 4200])  # wider than 8 x 512: groups of 32
+@pytest.mark.usefixtures("small_selection")
+def test_the_best_may_be_the_last_of_a_row(width: int) -> None:
+    lengths = [65, 71, 513, 519, width - 1]
+    rising = torch.arange(width).float().repeat(len(lengths), 1)
+    for row, length in enumerate(lengths):
+        rising[row, length:] = HIGHEST_NAN
+    assert check(rising, torch.tensor(lengths), 9)[:, 8].tolist() == [length - 1 for length in lengths]
+
+
+@pytest.mark.usefixtures("small_selection")
+def test_what_a_full_list_leaves_out_are_its_own_scores_and_none_one_bit_above() -> None:
+    """More candidates than the list holds, of neighbouring scores: first the lower of two, then the higher."""
+    bits = torch.tensor([0] * 200 + [1] * 200 + [3] * 20 + [2] * 20).int() + 0x3F800000
+    logits = torch.stack([bits, bits.flip(0)]).view(torch.float32)
+    for k in (9, 30, 38):
+        check(logits, torch.tensor([440, 440]), k)
+
+
 @interpreted
 @pytest.mark.usefixtures("small_selection")
 def test_each_place_is_written_once_and_nothing_beside_the_scores_is_read(spoiled_scratch: list[torch.Tensor]) -> None:
