@@ -56,7 +56,7 @@ def spoiled_scratch(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     def spoiled(device: torch.device, rows: int) -> Scratch:
         memory = scratch(device, rows)
         for tensor in vars(memory).values():
-            tensor.fill_(-1)
+            tensor.fill_(-2)  # as a key the highest that a score can have
             taken.append(tensor)
         return memory
 
