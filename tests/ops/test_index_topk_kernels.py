@@ -256,7 +256,8 @@ def check_refused(inputs: IndexInputs, k: int, reason: str) -> None:
     arguments = (q, cache, weights, lengths, table, k, owner, cache.shape[1], False)
     chosen, why = dispatch.resolve("index_topk", DEVICE, None, arguments)
     assert chosen.name == "reference" and reason in why
-    got = index_topk(**inputs.arguments(), k=k)
+    with pytest.warns(RuntimeWarning, match="index_topk runs by reference: triton cannot"):
+        got = index_topk(**inputs.arguments(), k=k)
     assert torch.equal(got[0], index_topk(**inputs.arguments(), k=k, implementation="reference")[0])
     with pytest.raises(UserError, match=reason):
         index_topk(**inputs.arguments(), k=k, implementation="triton_f16")
@@ -275,3 +276,18 @@ def test_debug_mode_raises_what_the_reference_raises(what: str, monkeypatch: pyt
     for implementation in ("reference", *SCORING):
         with pytest.raises(IndexError, match=what):
             index_topk(**moved(broken(what)).arguments(), k=8, implementation=implementation)
+
+
+@pytest.mark.parametrize(("deterministic", "run_rows"), [(True, 1), (False, 4)])
+def test_deterministic_rows_are_scored_one_by_one(
+    deterministic: bool, run_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel that scores a row alone: another may round otherwise, and the batch would show in the bits."""
+    from thalweg.ops.index_topk import triton as fused
+
+    launched = []
+    variant = fused.keys_variant
+    monkeypatch.setattr(fused, "keys_variant", lambda choice, *rest: launched.append(choice) or variant(choice, *rest))
+    inputs = moved(index_inputs([70] * 4, rows_per_request=4, heads=1))
+    index_topk(**inputs.arguments(), k=8, deterministic=deterministic, implementation="triton")
+    assert [choice.run_rows for choice in launched] == [run_rows]

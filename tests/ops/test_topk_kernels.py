@@ -273,7 +273,9 @@ def test_logits_may_be_a_view_and_lengths_parts_of_something() -> None:
     want = topk(view, lengths.clamp(max=5000), 30, implementation="reference")
     assert torch.equal(in_order(got), in_order(want))
     assert topk(view[:0], lengths[:0], 3, implementation="triton").shape == (0, 3)
-    assert topk(view[:, :0], lengths * 0, 3, implementation="triton").tolist() == [[-1] * 3] * 3
+    for ordered in (False, True):
+        none = topk(view[:, :0], lengths * 0, 3, ordered=ordered, implementation="triton")
+        assert none.tolist() == [[-1] * 3] * 3
 
 
 @pytest.mark.usefixtures("kernels_preferred")

@@ -7,6 +7,7 @@ is possible.
 """
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def resolve(
     if from_environment is not None:
         return _named(operation, device, from_environment, f"{VARIABLE}={value}", args), f"forced by {VARIABLE}={value}"
     rejected: list[str] = []
+    refused = False  # some candidate refused the arguments, not the device
     for candidate in _operations[operation]:
         if reason := candidate.unsupported(device):
             rejected.append(f"{candidate.name} cannot: {reason}")
@@ -99,7 +101,11 @@ def resolve(
             rejected.append(f"{candidate.name} avoided: {reason}")
         elif args is not None and (reason := candidate.rejects(*args)):
             rejected.append(f"{candidate.name} cannot: {reason}")
+            refused = True
         else:
+            if refused:  # what explain() says of the device does not hold for this call
+                line = f"{operation} runs by {candidate.name}: {'; '.join(rejected)}"
+                warnings.warn(line, RuntimeWarning, stacklevel=2)
             return candidate, "; ".join(rejected) if rejected else _preferred(operation)
     raise UserError(f"{operation} cannot run on {device}: {'; '.join(rejected)}")
 

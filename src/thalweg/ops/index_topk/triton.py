@@ -195,7 +195,8 @@ def _index_topk(
     device, rows, heads, page = q.device, q.shape[0], q.shape[1], cache.shape[1]
     requests, span = page_table.shape[0], page_table.shape[1] * page
     architecture = hardware.of_device(device)
-    choice = choices.choose(architecture, rows, requests, heads, exact)
+    # Runs of several rows are another kernel, whose sums may round otherwise: a row's bits would depend on its batch.
+    choice = choices.choose(architecture, requests if deterministic else rows, requests, heads, exact)
     programs = choice.per_multiprocessor * hardware.multiprocessors(device)
     keys, scales = choices.codes_and_scales(cache, choice.dot)
     q, weights, lengths = choices.as_codes(q, choice.dot), weights.contiguous(), lengths.contiguous()

@@ -140,6 +140,8 @@ def too_many(k: int) -> str | None:
 
 def by_score(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rising indices, -1 behind them, put in falling order of their scores; of equal ones the lower index first."""
+    if logits.shape[1] == 0:  # nothing to gather from, and nothing but -1 to order
+        return indices
     scores = logits.gather(1, indices.clamp(min=0).long()).masked_fill(indices < 0, float("-inf"))
     return indices.gather(1, torch.sort(scores, dim=1, descending=True, stable=True).indices)
 
