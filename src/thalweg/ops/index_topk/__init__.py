@@ -5,12 +5,22 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import require
+from thalweg.ops.cuda import hopper_unsupported
 from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.index_topk import reference
 from thalweg.ops.mqa_logits import check_index_arguments
 
 _KERNELS = "thalweg.ops.index_topk.triton"
+_HOPPER = "thalweg.ops.index_topk.hopper"
 
+# Preferred where it runs: CUDA C++ for one architecture.
+dispatch.register(
+    "index_topk",
+    "hopper",
+    on_first_call(_HOPPER, "index_topk"),
+    hopper_unsupported,
+    rejects=on_first_call(_HOPPER, "rejects"),
+)
 for _name in ("triton", "triton_f16"):
     dispatch.register(
         "index_topk",

@@ -11,11 +11,21 @@ from thalweg.layouts import exact, index_fp8
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.cuda import hopper_unsupported
 from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.mqa_logits import reference
 
 _KERNELS = "thalweg.ops.mqa_logits.triton"
+_HOPPER = "thalweg.ops.mqa_logits.hopper"
 
+# Preferred where it runs: CUDA C++ for one architecture.
+dispatch.register(
+    "mqa_logits",
+    "hopper",
+    on_first_call(_HOPPER, "mqa_logits"),
+    hopper_unsupported,
+    rejects=on_first_call(_HOPPER, "rejects"),
+)
 # "triton" multiplies e4m3 where the card does; "triton_f16" always multiplies as float16, which loses nothing.
 for _operation in ("mqa_logits", "mqa_logits_ragged"):
     for _name in ("triton", "triton_f16"):

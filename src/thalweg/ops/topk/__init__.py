@@ -5,11 +5,21 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import check_same_device, check_tensor, require
+from thalweg.ops.cuda import hopper_unsupported
 from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.topk import reference
 
 _KERNELS = "thalweg.ops.topk.triton"
+_HOPPER = "thalweg.ops.topk.hopper"
 
+# Preferred where it runs: CUDA C++ for one architecture.
+dispatch.register(
+    "topk",
+    "hopper",
+    on_first_call(_HOPPER, "topk"),
+    hopper_unsupported,
+    rejects=on_first_call(_HOPPER, "rejects"),
+)
 dispatch.register(
     "topk",
     "triton",

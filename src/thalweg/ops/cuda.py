@@ -1,0 +1,169 @@
+"""Kernels in CUDA C++: compiled by NVRTC for one architecture when they are first launched, launched through the driver.
+
+For architecture files (hopper.cu) whose means Triton does not offer. NVRTC and the driver come with NVIDIA's cuda-bindings,
+which torch's own builds for CUDA 12.9 and later require.
+"""
+
+import ctypes
+import functools
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FOLDER = Path(__file__).parent
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64}
+
+
+@dataclass(frozen=True)
+class CudaVariant:
+    """One configuration of one kernel: what a launch passes, and what the compile suite compiles.
+
+    `source`: a file below thalweg/ops; `defines`: its macros. `signature` names the kernel's parameters and gives their types: p
+    pointer (a tensor or None), i int32, l int64, m tensor map. `shared_memory`: bytes of a block, checked by the source.
+    """
+
+    name: str  # unique in the room
+    source: str
+    entry: str
+    defines: Mapping[str, int]
+    signature: Mapping[str, str]
+    threads: int
+    shared_memory: int
+    representative: bool = False  # compiled by default, not only with --all
+    matrix: bool = False  # holds a matrix product, which must reach the tensor cores
+
+    def launch(self, blocks: int, *args: Any, cluster: int = 1, shared_memory: int | None = None) -> None:
+        """Launches `blocks` blocks in clusters of `cluster` on the current stream of the first tensor's device."""
+        driver = _bindings("driver")
+        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+        index = torch.cuda.current_device() if device.index is None else device.index
+        values = [_packed(kind, arg) for kind, arg in zip(self.signature.values(), args, strict=True)]
+        addresses = (ctypes.c_void_p * len(values))(
+            *(value.getPtr() if hasattr(value, "getPtr") else ctypes.addressof(value) for value in values)
+        )
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
+        config.sharedMemBytes = self.shared_memory if shared_memory is None else shared_memory
+        config.hStream = torch.cuda.current_stream(index).cuda_stream
+        if cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+            config.attrs, config.numAttrs = [attribute], 1
+        with torch.cuda.device(index):
+            function = _function(self, index)
+            _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0))
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.name))
+
+
+def unsupported(device: torch.device, architecture: str) -> str | None:
+    """Why kernels for `architecture` ("sm_90") cannot run on `device`, or None."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return f"needs an NVIDIA GPU of {architecture}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if f"sm_{major}{minor}" != architecture:
+        return f"written for {architecture}, this is sm_{major}{minor}"
+    return compiler_missing()
+
+
+def hopper_unsupported(device: torch.device) -> str | None:
+    """Why kernels for Hopper cannot run on `device`, or None: what rooms register such kernels with."""
+    return unsupported(device, "sm_90")
+
+
+@functools.cache
+def compiler_missing() -> str | None:
+    """Why CUDA C++ cannot be compiled here, or None."""
+    try:
+        _checked(_bindings("nvrtc").nvrtcVersion())
+    except (ImportError, RuntimeError) as error:
+        return f"NVRTC cannot be loaded ({str(error).splitlines()[0]}); pip install cuda-bindings nvidia-cuda-nvrtc"
+    return None
+
+
+@functools.cache
+def compile_source(source: str, defines: tuple[tuple[str, int], ...], architecture: str) -> tuple[bytes, str]:
+    """(machine code, the assembler's report) of a file below thalweg/ops for "sm_90". Raises RuntimeError with NVRTC's log."""
+    nvrtc = _bindings("nvrtc")
+    text = (_FOLDER / source).read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
+    # `a`: the architecture's own instructions, which no other executes.
+    options = [f"-arch={architecture}a", "-std=c++17", f"-I{_FOLDER}", "--ptxas-options=-v"]
+    options += [f"-D{name}={value}" for name, value in defines]
+    status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
+    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    report = log.decode(errors="replace").rstrip("\0 ")
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise RuntimeError(f"{source} does not compile: {report}")
+    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return code, report
+
+
+@functools.cache
+def _function(variant: CudaVariant, index: int) -> Any:
+    """The kernel, loaded on the device, and allowed its shared memory."""
+    driver = _bindings("driver")
+    major, minor = torch.cuda.get_device_capability(index)
+    code, _report = compile_source(variant.source, tuple(variant.defines.items()), f"sm_{major}{minor}")
+    module = _checked(driver.cuModuleLoadData(code))
+    function = _checked(driver.cuModuleGetFunction(module, variant.entry.encode()))
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(
+        driver.cuFuncSetAttribute(
+            function, attribute, torch.cuda.get_device_properties(index).shared_memory_per_block_optin
+        )
+    )
+    return function
+
+
+@functools.lru_cache(maxsize=256)
+def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]) -> Any:
+    """A map of bytes for the copy engine, 128-byte swizzle: sizes and box from the innermost dimension on, strides (bytes, of
+    all dimensions but the innermost) multiples of 16, as the address is."""
+    driver = _bindings("driver")
+    u32, u64 = driver.cuuint32_t, driver.cuuint64_t
+    return _checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            len(sizes),
+            address,
+            [u64(size) for size in sizes],
+            [u64(stride) for stride in strides],
+            [u32(size) for size in box],
+            [u32(1)] * len(sizes),
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+
+
+def _packed(kind: str, arg: Any) -> Any:
+    if kind == "m":
+        return arg
+    if kind == "p":
+        return ctypes.c_void_p(None if arg is None else arg.data_ptr())
+    return _TYPES[kind](arg)
+
+
+def _bindings(name: str) -> Any:
+    return importlib.import_module(f"cuda.bindings.{name}")
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """The results of a call of the bindings; raises RuntimeError where its status is an error."""
+    status, *results = answer
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA: {status!r}")
+    return results[0] if len(results) == 1 else tuple(results)

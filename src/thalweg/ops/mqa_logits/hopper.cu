@@ -1,0 +1,208 @@
+// Indexer scores on Hopper: a persistent grid over the tiles of real keys.
+//
+// Grid: a block a multiprocessor; each takes an equal stretch of tiles, in order. A block: one warp that copies tiles of 64
+// keys (8 KiB, by the copy engine, STAGES in flight) and their scales to shared memory, and TEAMS teams of four warps that take
+// turns in multiplying them with the queries of up to RUN rows of the request, which stay in shared memory for a run; sums over
+// heads are made in registers. Written: logits, or (KEYS) what index_topk selects from: keys of the scores, and their maxima over
+// groups of 8.
+#include "mqa_logits/hopper.cuh"
+
+constexpr int PASSES = RUN / PASS;  // products of a tile, each with PASS rows
+constexpr int COLUMNS = PASS * HEAD_COUNT;
+constexpr int PASSES_HELD = HOLD ? PASSES : 1;  // whose weights stay in registers
+constexpr int SCORERS = TEAMS * MATH;
+constexpr int THREADS = SCORERS + MATH;  // the copying warp has a team's registers to give away
+constexpr int GROUP = 8;
+static_assert(MOST_ROWS % 32 == 0 && MOST_ROWS <= THREADS, "a thread reads the length of one row");
+
+struct Shared {
+    u8 tiles[STAGES][TILE * WIDTH];
+    u8 queries[RUN * HEAD_COUNT * WIDTH];
+    float scales[STAGES][TILE];
+    float weight[RUN * HEAD_COUNT];
+    u64 full[STAGES], empty[STAGES];
+    int there[STAGES];
+    int request[MOST_ROWS], length[MOST_ROWS], ends[MOST_ROWS];
+    int warp_sums[MOST_ROWS / 32], first_row;
+};
+static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
+
+// A block's stretch of tiles, and the row whose run has the first of them.
+struct Stretch {
+    int tile, end, row;
+};
+
+// Requests and lengths of the rows, and `ends`: the tiles of all runs up to each row's. A run, up to RUN rows of one request side
+// by side, has its tiles at its first row.
+__device__ __forceinline__ Stretch read_rows(Shared& s, const int* lengths, const int* row_to_request, int rows, int requests,
+                                             int span) {
+    int row = threadIdx.x, lane = row % 32, tiles = 0;
+    if (row < rows) {
+        int request = row_to_request == nullptr ? row : row_to_request[row], length = lengths[row];
+        bool there = request >= 0 && request < requests;
+        s.request[row] = there ? request : -1;
+        s.length[row] = length = there ? min(max(length, 0), span) : 0;
+        tiles = (length + TILE - 1) / TILE;
+    }
+    if constexpr (RUN > 1) {
+        __syncthreads();
+        if (row < rows) {
+            int first = row, request = s.request[row];
+            while (first > 0 && s.request[first - 1] == request) --first;
+            if ((row - first) % RUN != 0) tiles = 0;
+            else
+                for (int j = row + 1; j < min(row + RUN, rows) && s.request[j] == request; ++j)
+                    tiles = max(tiles, (s.length[j] + TILE - 1) / TILE);
+        }
+    }
+    int end = tiles;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        int other = __shfl_up_sync(0xFFFFFFFFu, end, step);
+        if (lane >= step) end += other;
+    }
+    if (lane == 31 && row < MOST_ROWS) s.warp_sums[row / 32] = end;
+    __syncthreads();
+    int of_warp = lane < MOST_ROWS / 32 ? s.warp_sums[lane] : 0;
+    i64 total = __reduce_add_sync(0xFFFFFFFFu, of_warp);
+    end += __reduce_add_sync(0xFFFFFFFFu, lane < row / 32 ? of_warp : 0);
+    Stretch stretch{int(total * blockIdx.x / gridDim.x), int(total * (blockIdx.x + 1) / gridDim.x), 0};
+    if (row < rows) {
+        s.ends[row] = end;
+        if (end - tiles <= stretch.tile && stretch.tile < end) s.first_row = row;
+    }
+    __syncthreads();
+    stretch.row = s.first_row;
+    return stretch;
+}
+
+// The part of a run that a block has: tiles `first` up to `last` of the row's; `end` is the one behind them.
+struct Part {
+    int row, request, size, first, last, end;
+};
+
+// The part that holds the first tile of the stretch.
+__device__ __forceinline__ Part part_of(const Shared& s, Stretch stretch, int rows) {
+    int row = stretch.row;
+    while (s.ends[row] <= stretch.tile) ++row;
+    int begin = row == 0 ? 0 : s.ends[row - 1], end = s.ends[row];
+    Part part{row, s.request[row], 1, stretch.tile - begin, min(end, stretch.end) - begin, min(end, stretch.end)};
+    for (int j = 1; j < RUN && row + j < rows && s.ends[row + j] == end && s.request[row + j] == part.request; ++j)
+        part.size = j + 1;
+    return part;
+}
+
+// Copies the tiles of the stretch, one after the other. By one warp.
+__device__ __forceinline__ void copy_tiles(Shared& s, Stretch stretch, const TensorMap* keys, const float* scales, const int* pages,
+                                           int rows, int pool, int page_keys, i64 scale_stride, i64 table_stride) {
+    int lane = threadIdx.x % 32, stage = 0, parity = 1;
+    while (stretch.tile < stretch.end) {
+        Part part = part_of(s, stretch, rows);
+        const int* table = pages + part.request * table_stride;
+        for (int from = part.first; from < part.last; from += 32) {
+            int own_page = table[min(from + lane, part.last - 1) * TILE / page_keys];
+#pragma unroll 1
+            for (int t = from; t < min(from + 32, part.last); ++t) {
+                int page = __shfl_sync(0xFFFFFFFFu, own_page, t - from);
+                if (lane == 0) {
+                    bool there = page >= 0 && page < pool;
+                    int slot = t * TILE % page_keys;
+                    barrier_wait(&s.empty[stage], parity);
+                    s.there[stage] = there;
+                    barrier_expect(&s.full[stage], TILE * WIDTH + (there ? TILE * 4 : 0));
+                    copy_box(s.tiles[stage], keys, 0, slot, there ? page : pool, &s.full[stage]);
+                    if (there) copy_bytes(s.scales[stage], scales + page * scale_stride + slot, TILE * 4, &s.full[stage]);
+                }
+                if (++stage == STAGES) stage = 0, parity ^= 1;
+            }
+        }
+        stretch.tile = part.end;
+        stretch.row = part.row;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    score_kernel(const __grid_constant__ TensorMap keys, const float* scales, const u8* q, const float* weights,
+                 const int* lengths, const int* pages, const int* row_to_request, void* out, u32* maxima, int rows,
+                 int requests, int heads, int span, int pool, int page_keys, i64 q_row, i64 q_head, i64 scale_stride,
+                 i64 table_stride, i64 out_stride) {
+    extern __shared__ __align__(1024) u8 memory[];
+    Shared& s = *reinterpret_cast<Shared*>(memory);
+    int thread = threadIdx.x;
+    if (thread < STAGES) {
+        barrier_init(&s.full[thread], 1);
+        barrier_init(&s.empty[thread], MATH / 32);
+        fence_for_async();
+    }
+    Stretch stretch = read_rows(s, lengths, row_to_request, rows, requests, span);
+    if (thread >= SCORERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if (thread < SCORERS + 32) copy_tiles(s, stretch, &keys, scales, pages, rows, pool, page_keys, scale_stride, table_stride);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    int team = thread / MATH, mate = thread % MATH, begun = 0;  // tiles of the parts before
+    float own[PASSES_HELD][COLUMNS / 4];
+    while (stretch.tile < stretch.end) {
+        Part part = part_of(s, stretch, rows);
+        named_barrier(1, SCORERS);  // everybody has read the queries before
+        load_queries<RUN, HEAD_COUNT>(s.queries, s.weight, q, weights, part.row, part.size, heads, q_row, q_head, thread, SCORERS);
+        fence_for_async();
+        named_barrier(1, SCORERS);
+#pragma unroll
+        for (int pass = 0; pass < PASSES_HELD; ++pass) own_weights<COLUMNS>(own[pass], s.weight + pass * COLUMNS, mate);
+#pragma unroll 1
+        for (int t = part.first + (team + TEAMS - begun % TEAMS) % TEAMS; t < part.last; t += TEAMS) {
+            int number = begun + t - part.first, stage = number % STAGES;
+            barrier_wait(&s.full[stage], number / STAGES % 2);
+            float scale = s.scales[stage][own_key(mate)];
+            bool there = s.there[stage];
+            int entry = t * TILE + own_key(mate);
+#pragma unroll
+            for (int pass = 0; pass < PASSES; ++pass) {
+                float sums[COLUMNS / 2];
+                multiply<COLUMNS>(sums, s.tiles[stage], s.queries + pass * COLUMNS * WIDTH);
+                float(&weight)[COLUMNS / 4] = own[HOLD ? pass : 0];
+                if constexpr (!HOLD) own_weights<COLUMNS>(weight, s.weight + pass * COLUMNS, mate);
+                if (pass == PASSES - 1) {
+                    __syncwarp();
+                    if (mate % 32 == 0) barrier_arrive(&s.empty[stage]);
+                }
+#pragma unroll
+                for (int j = 0; j < PASS; j += 2) {
+                    float upper, lower, score;
+                    sum_heads<HEAD_COUNT>(upper, lower, sums + j * HEAD_COUNT / 2, weight + j * HEAD_COUNT / 4);
+                    if constexpr (PASS > 1) {
+                        float next_upper, next_lower;
+                        sum_heads<HEAD_COUNT>(next_upper, next_lower, sums + (j + 1) * HEAD_COUNT / 2,
+                                              weight + (j + 1) * HEAD_COUNT / 4);
+                        score = across(upper, lower, next_upper, next_lower, mate);
+                    } else {
+                        score = across(upper, lower, mate);
+                    }
+                    score = there ? score * scale : minus_infinity();
+                    int mine = pass * PASS + j + (PASS > 1 ? (mate & 2) / 2 : 0);
+                    bool one_of_two = PASS > 1 || (mate & 2) == 0;
+                    int length = mine < part.size && one_of_two ? s.length[part.row + mine] : 0;
+                    i64 at = part.row + mine;
+                    if constexpr (KEYS) {
+                        u32 key = entry < length ? to_key(score) : 0, group_key = key;
+                        if (entry < length && length <= DENSE) static_cast<u32*>(out)[at * DENSE + entry] = key;
+#pragma unroll
+                        for (int step = 4; step < 32; step *= 2)
+                            group_key = max(group_key, __shfl_xor_sync(0xFFFFFFFFu, group_key, step));
+                        if (mate % 32 < 4 && entry < length) {
+                            u32* to = length <= DENSE ? maxima + at * (DENSE / GROUP) : static_cast<u32*>(out) + at * DENSE;
+                            to[entry / GROUP] = group_key;
+                        }
+                    } else if (entry < length) {
+                        static_cast<float*>(out)[at * out_stride + entry] = score;
+                    }
+                }
+            }
+        }
+        begun += part.last - part.first;
+        stretch.tile = part.end;
+        stretch.row = part.row;
+    }
+}
