@@ -188,6 +188,22 @@ def test_the_kernels_of_sglang_get_what_they_take_and_are_right(
     assert checks.check(i, call(), "sparse_mla")[1] == case.batch
 
 
+@pytest.mark.parametrize("impl", SGLANG)
+def test_what_autotuned_kernels_choose_from_is_compiled_once_for_a_case(
+    impl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[adapters.Call] = []
+    monkeypatch.setattr(adapters, "compile_at_once", compiled.append)
+    monkeypatch.setitem(sys.modules, *SGLANG[impl])
+    (adapter,) = BENCHMARK.adapters_of(impl)
+    bind = adapter.load()
+    for one in inputs.make(Decode(2, 8, 192), 3, CPU, seed=5):
+        bind(one)
+    assert len(compiled) == 1
+    bind(make(Decode(1, 8, 192)))
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize("case", [Decode(2, 64, 192, "v32"), Prefill(3, 64, 192)])
 @pytest.mark.parametrize("impl", SGLANG)
 def test_the_kernels_of_sglang_are_not_asked_for_what_they_do_not_serve(

@@ -59,6 +59,8 @@ def test_rows_of_a_chunk_share_what_they_read() -> None:
     assert Prefill(4, 64, 640).distinct_entries == 131 + 4 * 512
     assert Prefill(4096, 64, 1152).distinct_entries == 4223 + 1024
     assert Prefill(4096, 64, 128).distinct_entries == 4223
+    row = 64 * (512 + 512) * 2 + 4 * 1152
+    assert cases.bytes_moved(Prefill(4096, 64, 1152)) == 584 * (4223 + 1024) + 4096 * row
 
 
 def test_the_grid_holds_every_point_of_the_issue_once_and_begins_with_the_telling_ones() -> None:

@@ -6,13 +6,15 @@ of the caches lies inside: every layer makes its own.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from thalweg import ops
-from thalweg.kernels.bench.attention.cases import Prefill
+from thalweg.kernels.bench.attention.cases import Case, Prefill
 from thalweg.kernels.bench.attention.inputs import Inputs
+from thalweg.kernels.bench.autotuned import compile_at_once
 from thalweg.kernels.bench.benchmark import Adapter, Bind, import_first
 from thalweg.kernels.bench.clock import Call, Outputs
 from thalweg.layouts import sizes
@@ -124,6 +126,7 @@ def _padded(inputs: Inputs, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _sglang_splitk() -> Bind:
     module = import_first("sglang_splitk", "sglang.kernels.ops.attention.dsv4.triton_sparse_decode")
+    autotuned = _autotuned()
 
     def bind(inputs: Inputs) -> dict[str, Call]:
         if not _is_v4_decode(inputs):
@@ -146,13 +149,14 @@ def _sglang_splitk() -> Bind:
             out, lse = module.triton_fp8_attention_fwd(**arguments)
             return {"out": out[:, 0], "lse": lse[:, 0]}
 
-        return {"triton, autotuned": call}
+        return autotuned(inputs.case, call)
 
     return bind
 
 
 def _sglang_portable() -> Bind:
     module = import_first("sglang_portable", "sglang.kernels.ops.attention.flash_mla_sm120_triton")
+    autotuned = _autotuned()
 
     def bind(inputs: Inputs) -> dict[str, Call]:
         if not _is_v4_decode(inputs):
@@ -175,9 +179,22 @@ def _sglang_portable() -> Bind:
             out, lse = module.flash_mla_sparse_decode_triton(**arguments)
             return {"out": out[:, 0], "lse_with_sink": lse[:, :, 0]}
 
-        return {"triton, autotuned": call}
+        return autotuned(inputs.case, call)
 
     return bind
+
+
+def _autotuned() -> Callable[[Case, Call], dict[str, Call]]:
+    """A function that names the variant of a call to autotuned kernels, and compiles what they choose from once for a case."""
+    compiled: set[Case] = set()
+
+    def variant(case: Case, call: Call) -> dict[str, Call]:
+        if case not in compiled:
+            compile_at_once(call)
+            compiled.add(case)
+        return {"triton, autotuned": call}
+
+    return variant
 
 
 def _is_v4_decode(inputs: Inputs) -> bool:
