@@ -10,50 +10,15 @@ runs in its own process. A time is the median of CUDA-graph replays over inputs 
 where the result is right: scores within 5e-4 of float64 on the same bytes, selections exact, lengths honoured.
 """
 
-import argparse
 import sys
-from pathlib import Path
 
-from stamp import commit  # beside this file
+from against_peers import main as against_peers  # beside this file
 
-from thalweg.errors import UserError
-from thalweg.kernels.bench import cases, records, run, session, summary
+from thalweg.kernels.bench.index import BENCHMARK, cases, summary
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", metavar="KEY=VALUE,...", help="a case instead of the default grid")
-    parser.add_argument("--impl", metavar="NAMES", help="for example thalweg,deepgemm,sglang-topk (default: all)")
-    parser.add_argument("--peers", type=Path, metavar="DIR", help="the folder that benchmarks/peers.py made")
-    parser.add_argument("--minutes", type=float, help="stop in time and say what was left out")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="merge the records into this file after every case")
-    parser.add_argument("--commit", help="what to stamp where this is a copy without git")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="only say what the records of a file say")
-    options = parser.parse_args()
-    try:
-        return report(records.read(options.summary)) if options.summary else measure(options)
-    except UserError as error:
-        print(f"index.py: {error}", file=sys.stderr)
-        return 2
-
-
-def measure(options: argparse.Namespace) -> int:
-    chosen = [cases.parse(text) for text in options.case] if options.case else cases.grid()
-    impls = run.chosen(options.impl)
-    if options.peers is not None and not options.peers.is_dir():
-        raise UserError(f"--peers {options.peers}: no such folder; benchmarks/peers.py makes it")
-    run.require_gpu()
-    stamp = records.gpu_stamp(options.commit or commit(), "python " + " ".join(sys.argv))
-    print(records.machine(stamp), flush=True)
-    workers = session.workers(impls, options.peers)
-    outcome = run.run(chosen, workers, stamp, options.minutes, lambda line: print(line, flush=True), options.json)
-    return report(outcome.records)
-
-
-def report(measured: list[records.Record]) -> int:
-    for line in (*summary.scratch_table(measured), *summary.lines(measured)):
-        print(line)
-    return 0 if measured else 1
+    return against_peers(BENCHMARK, __doc__.splitlines()[0], cases.parse, cases.grid, summary.scratch_table)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from html import escape
 from pathlib import Path
 
 from thalweg.errors import UserError
-from thalweg.kernels.bench import records, summary
-from thalweg.kernels.bench.summary import Point
+from thalweg.kernels.bench import records
+from thalweg.kernels.bench.index import summary
+from thalweg.kernels.bench.index.summary import Point
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 570, 40, 370
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5fb0", "#b5651d")

@@ -1,10 +1,11 @@
-"""Assembles the peers of the index benchmark into a folder, and into one archive to carry to a machine without a network.
+"""Assembles the peers of the GPU benchmarks into a folder, and into one archive to carry to a machine without a network.
 
-    python benchmarks/peers.py .peers          # makes .peers/ (kept out of git) and .peers.tar.xz, prints what each weighs
+    python benchmarks/peers.py .peers                                  # of the index benchmark: .peers/ and .peers.tar.xz
+    python benchmarks/peers.py --only attention .peers-attention       # of the attention benchmark
 
-For x86-64, Python 3.12, CUDA 13.0 and Hopper (sm_90a). Needs nvcc 13.0 here: what would take minutes of compiling over
-there is compiled now. On the GPU machine unpack, put the folder on PYTHONPATH, set CUDA_HOME and put the folder that holds
-libnvrtc.so.13 on LD_LIBRARY_PATH (`benchmarks/index.py --peers DIR` does the three itself).
+Both are kept out of git. For x86-64, Python 3.12, CUDA 13.0 and Hopper (sm_90a). The index peers need nvcc 13.0 here: what would
+take minutes of compiling over there is compiled now. On the GPU machine unpack, put the folder on PYTHONPATH, set CUDA_HOME and
+put the folder that holds libnvrtc.so.13 on LD_LIBRARY_PATH (`--peers DIR` of a benchmark does the three itself).
 """
 
 import argparse
@@ -15,12 +16,13 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 PYTHON = "3.12"
 PLATFORMS = ("2_34", "2_28", "2_27", "2_24", "2_17", "2_5")
 # What each peer needs beside the packages of a machine with torch; the wheel's parts that are never read stay behind.
-WHEELS = {
+INDEX_WHEELS = {
     "apache-tvm-ffi==0.1.11": (),
     "torch-c-dlpack-ext==0.1.5": (),
     "sgl-deep-gemm==0.1.3": ("deep_gemm/legacy/",),
@@ -28,6 +30,7 @@ WHEELS = {
     "tilelang==0.1.11": ("tilelang/3rdparty/composable_kernel/", "tilelang/3rdparty/tvm/src/"),
     "flashinfer-python==0.6.14": ("flashinfer/data/", "flashinfer/__init__.py", "build_backend.py", "build_utils.py"),
 }
+ATTENTION_WHEELS = {"sgl-flash-mla==1.0.0": ()}
 SGLANG = "sglang==0.5.23"  # a wheel for Python 3.11: only sources are taken from it
 CURAND = "nvidia-curand==10.4.5.25"  # headers that FlashInfer's top-k includes
 FLASHINFER = "flashinfer-python==0.6.14"
@@ -39,37 +42,53 @@ FLASHINFER_FLAGS = [
     *("-DFLASHINFER_ENABLE_FP4_E2M1", "-lineinfo"),
 ]
 PARTS = {  # what the table of sizes lists: peer -> top-level names of the folder
-    "tvm-ffi (needed by all)": ("tvm_ffi", "torch_c_dlpack_ext"),
+    "tvm-ffi (for the index)": ("tvm_ffi", "torch_c_dlpack_ext"),
     "deepgemm": ("deep_gemm",),
     "tilelang": ("tilelang", "z3", "sglang_tilelang.py"),
     "sglang-topk": ("sglang_topk",),
     "flashinfer": ("flashinfer",),
+    "flashmla": ("flash_mla", "sglang_dequant.py", "sglang_kv_layout.py"),
+    "sglang-splitk": ("sglang_splitk",),
+    "sglang-portable": ("sglang_portable.py",),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where the peers go; beside it FOLDER.tar.xz")
-    folder = parser.parse_args().folder.resolve()
-    if shutil.which("nvcc") is None:
+    parser.add_argument("--only", choices=("index", "attention"), default="index", help="whose peers (default: index)")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    if options.only == "index" and shutil.which("nvcc") is None:
         print("peers.py: no nvcc on PATH; assemble on a machine with the CUDA 13.0 toolkit", file=sys.stderr)
         return 2
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        wheels = Path(temporary)
-        for requirement, left_out in WHEELS.items():
-            unpack(download(requirement, wheels), folder, left_out)
-        (folder / "z3/lib/libz3.so.4.15").unlink(missing_ok=True)
-        (folder / "z3/lib/libz3.so.4.15").symlink_to("libz3.so")
-        take_sglang(download(SGLANG, wheels, "3.11"), folder)
-        build_sglang(folder)
-        build_flashinfer(folder, wheels)
+        assemble = assemble_index if options.only == "index" else assemble_attention
+        assemble(folder, Path(temporary))
     archive = pack(folder)
     for peer, names in PARTS.items():
         size = sum(file.stat().st_size for name in names for file in files(folder / name))
-        print(f"{peer:24} {size / 2**20:7.1f} MiB")
+        if size:
+            print(f"{peer:24} {size / 2**20:7.1f} MiB")
     print(f"{archive.name:24} {archive.stat().st_size / 2**20:7.1f} MiB")
     return 0
+
+
+def assemble_index(folder: Path, wheels: Path) -> None:
+    for requirement, left_out in INDEX_WHEELS.items():
+        unpack(download(requirement, wheels), folder, left_out)
+    (folder / "z3/lib/libz3.so.4.15").unlink(missing_ok=True)
+    (folder / "z3/lib/libz3.so.4.15").symlink_to("libz3.so")
+    take_sglang(download(SGLANG, wheels, "3.11"), folder)
+    build_sglang(folder)
+    build_flashinfer(folder, wheels)
+
+
+def assemble_attention(folder: Path, wheels: Path) -> None:
+    for requirement, left_out in ATTENTION_WHEELS.items():
+        unpack(download(requirement, wheels), folder, left_out)
+    take_sglang_attention(download(SGLANG, wheels, "3.11"), folder)
 
 
 def download(requirement: str, wheels: Path, python: str = PYTHON) -> Path:
@@ -112,14 +131,47 @@ def take_sglang(wheel: Path, folder: Path) -> None:
                 (topk / inside).write_bytes(archive.read(name))
         tilelang = archive.read("sglang/kernels/ops/attention/dsa/tilelang_kernel.py").decode()
     shutil.copy(Path(__file__).parent / "carried/sglang_topk.py", topk / "__init__.py")
-    for line, instead in {
+    instead = {
         "from sglang.kernels.ops.quantization.fp8_kernel import is_fp8_fnuz\n": "is_fp8_fnuz = lambda: False\n",
         "from sglang.srt.utils import is_gfx95_supported, is_hip\n": "is_gfx95_supported = is_hip = lambda: False\n",
-    }.items():
-        if line not in tilelang:
-            raise SystemExit(f"peers.py: {SGLANG} changed, its TileLang indexer no longer has: {line.strip()}")
-        tilelang = tilelang.replace(line, instead)
-    (folder / "sglang_tilelang.py").write_text(tilelang)
+    }
+    (folder / "sglang_tilelang.py").write_text(without_sglang(tilelang, instead, "its TileLang indexer"))
+
+
+def take_sglang_attention(wheel: Path, folder: Path) -> None:
+    """Its Triton kernels of attention over index lists, and the one that makes a prefill's bf16 copy, without SGLang."""
+    base = "sglang/kernels/ops/attention/"
+    splitk = base + "dsv4/triton_sparse_decode/"
+    (folder / "sglang_splitk").mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(wheel) as archive:
+        (folder / "sglang_portable.py").write_bytes(archive.read(base + "flash_mla_sm120_triton.py"))
+        (folder / "sglang_kv_layout.py").write_bytes(archive.read(base + "dsv4/kv_layout.py"))
+        for name, instead in {
+            "__init__.py": {splitk.rstrip("/").replace("/", "."): "sglang_splitk"},
+            "triton_mla_kernels_decode_optimized.py": {},
+            "triton_mla_kernels_decode_fused.py": {
+                "from sglang.srt.utils.common import is_gfx942_supported\n": "is_gfx942_supported = lambda: False\n"
+            },
+        }.items():
+            text = without_sglang(archive.read(splitk + name).decode(), instead, f"its split-K kernel ({name})")
+            (folder / "sglang_splitk" / name).write_text(text)
+        instead = {
+            "from sglang.kernels.jit.utils import get_jit_cuda_arch, is_hip_runtime\n": "is_hip_runtime = lambda: False\n",
+            "from sglang.kernels.ops.attention.dsv4.kv_layout import": "from sglang_kv_layout import",
+            "from sglang.kernels.ops.quantization.fp8_kernel import is_fp8_fnuz\n": "is_fp8_fnuz = lambda: False\n",
+            "from sglang.srt.utils import is_gfx95_supported\n": "",
+        }
+        text = without_sglang(archive.read(base + "dsv4/dequant_k_cache.py").decode(), instead, "its bf16 copy")
+        (folder / "sglang_dequant.py").write_text(text)
+
+
+def without_sglang(text: str, instead: Mapping[str, str], what: str) -> str:
+    """`text` with each of `instead` replaced. SystemExit where one is not there: another version."""
+    for old, new in instead.items():
+        if old not in text:
+            raise SystemExit(f"peers.py: {SGLANG} changed, {what} no longer has: {old.strip()}")
+        text = text.replace(old, new)
+    return text
 
 
 def build_sglang(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`thalweg kernels bench`: its options; the work is in `thalweg.kernels.bench`."""
+"""`thalweg kernels bench`: its options; the work is in `thalweg.kernels.bench.verb`."""
 
 import argparse
 from pathlib import Path
@@ -17,6 +17,6 @@ def add(actions: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints times, errors and advice; returns 0, or 1 where nothing gave a right result."""
-    from thalweg.kernels import bench
+    from thalweg.kernels.bench import verb
 
-    return bench.main(arguments)
+    return verb.main(arguments)

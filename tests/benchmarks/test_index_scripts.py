@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from thalweg.cli import main
-from thalweg.kernels import bench
-from thalweg.kernels.bench import records
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench import records, verb
+from thalweg.kernels.bench.index import pairs
+from thalweg.kernels.bench.index.cases import Case
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +52,7 @@ def records_file(folder: Path) -> Path:
                     ("flashinfer", "topk", 9.0),
                 )
             ]
-            made += records.records_of(Case(batch, 128, ceiling), results, stamp, None)
+            made += pairs.records_of(Case(batch, 128, ceiling), results, stamp, None)
     records.merge(folder / "index.jsonl", made)
     return folder / "index.jsonl"
 
@@ -89,7 +89,7 @@ def test_the_verb_says_in_one_line_that_it_needs_a_gpu(
 
 def test_the_verb_hands_its_minutes_and_its_file_over(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[argparse.Namespace] = []
-    monkeypatch.setattr(bench, "main", lambda options: handed.append(options) or 1)
+    monkeypatch.setattr(verb, "main", lambda options: handed.append(options) or 1)
     assert main(["kernels", "bench", "--minutes", "2", "--json", "out.jsonl"]) == 1
     assert main(["kernels", "bench"]) == 1
     assert [(each.minutes, each.json) for each in handed] == [(2.0, Path("out.jsonl")), (5.0, None)]

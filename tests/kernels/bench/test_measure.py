@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from thalweg.kernels.bench import adapters
-from thalweg.kernels.bench.adapters import Adapter
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench.benchmark import Adapter, Bind
 from thalweg.kernels.bench.clock import Call, Outputs
-from thalweg.kernels.bench.inputs import Inputs
+from thalweg.kernels.bench.index import BENCHMARK
+from thalweg.kernels.bench.index.cases import Case
+from thalweg.kernels.bench.index.inputs import Inputs
 from thalweg.kernels.bench.measure import Unusable, measure
 
 CASE = Case(batch=2, keys=600, ceiling=8192, rows=2, k=512)
@@ -39,7 +39,7 @@ class FakeClock:
         return getattr(calls[0], "us", 10.0)
 
 
-def fake(bind) -> list[tuple[Adapter, adapters.Bind]]:
+def fake(bind) -> list[tuple[Adapter, Bind]]:
     return [(Adapter("fake", "topk", lambda: bind), bind)]
 
 
@@ -68,21 +68,21 @@ def broken(inputs: Inputs) -> Call:
 
 @pytest.mark.parametrize("impl", ["thalweg", "torch"])
 def test_the_implementations_that_run_here_are_right(impl: str) -> None:
-    loaded = [(adapter, adapter.load()) for adapter in adapters.of(impl)]
-    answer = measure(loaded, CASE, CPU, 5, FakeClock(), {})
+    loaded = [(adapter, adapter.load()) for adapter in BENCHMARK.adapters_of(impl)]
+    answer = measure(BENCHMARK, loaded, CASE, CPU, 5, FakeClock(), {})
     assert answer.failures == []
     assert [result.op for result in answer.results] == [adapter.op for adapter, _ in loaded]
     assert all(result.error == 0.0 and result.scratch_bytes == 11 for result in answer.results)
 
 
 def test_torch_pads_where_a_row_has_fewer_keys_than_k() -> None:
-    loaded = [(adapter, adapter.load()) for adapter in adapters.of("torch")]
-    assert measure(loaded, Case(2, 128, 8192), CPU, 5, FakeClock(), {}).failures == []
+    loaded = [(adapter, adapter.load()) for adapter in BENCHMARK.adapters_of("torch")]
+    assert measure(BENCHMARK, loaded, Case(2, 128, 8192), CPU, 5, FakeClock(), {}).failures == []
 
 
 def test_a_variant_that_is_wrong_gets_no_time_however_fast_it_is() -> None:
     bound = fake(lambda i: {"wrong": wrong(i), "broken": broken(i), "right": right(i)})
-    answer = measure(bound, CASE, CPU, 5, FakeClock(), {})
+    answer = measure(BENCHMARK, bound, CASE, CPU, 5, FakeClock(), {})
     (result,) = answer.results
     assert (result.variant, result.us, result.variants) == ("right", 10.0, {"right": 10.0})
     assert len(answer.failures) == 2
@@ -96,7 +96,7 @@ def test_the_fastest_right_variant_is_the_result() -> None:
         call.us = 3.0  # type: ignore[attr-defined]
         return call
 
-    answer = measure(fake(lambda i: {"slow": right(i), "fast": fast(i)}), CASE, CPU, 5, FakeClock(), {})
+    answer = measure(BENCHMARK, fake(lambda i: {"slow": right(i), "fast": fast(i)}), CASE, CPU, 5, FakeClock(), {})
     assert (answer.results[0].variant, answer.results[0].us) == ("fast", 3.0)
     assert answer.results[0].variants == {"slow": 10.0, "fast": 3.0}
 
@@ -104,13 +104,13 @@ def test_the_fastest_right_variant_is_the_result() -> None:
 def test_nothing_more_runs_once_the_device_is_lost_and_what_ran_is_kept() -> None:
     bound = fake(lambda i: {"right": right(i), "broken": broken(i), "never": wrong(i)})
     with pytest.raises(Unusable) as lost:
-        measure(bound, CASE, CPU, 5, FakeClock(usable=False), {})
+        measure(BENCHMARK, bound, CASE, CPU, 5, FakeClock(usable=False), {})
     assert lost.value.answer.failures == ["fake topk (broken): RuntimeError: no such kernel"]
 
 
 def test_a_peer_that_cannot_be_imported_says_which_module_is_missing() -> None:
     for impl in ("deepgemm", "tilelang", "sglang-topk", "flashinfer"):
-        (adapter,) = adapters.of(impl)
+        (adapter,) = BENCHMARK.adapters_of(impl)
         with pytest.raises(ModuleNotFoundError):
             adapter.load()
 
@@ -118,5 +118,7 @@ def test_a_peer_that_cannot_be_imported_says_which_module_is_missing() -> None:
 def test_what_an_operation_keeps_between_its_calls_is_part_of_its_scratch() -> None:
     kept: dict[str, int] = {}
     clock = FakeClock()  # every operation keeps 50 bytes more
-    taken = [measure(fake(lambda i: {"right": right(i)}), CASE, CPU, 5, clock, kept).results[0] for _ in range(3)]
+    taken = [
+        measure(BENCHMARK, fake(lambda i: {"right": right(i)}), CASE, CPU, 5, clock, kept).results[0] for _ in range(3)
+    ]
     assert [result.scratch_bytes for result in taken] == [11, 61, 111]

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from thalweg.errors import UserError
-from thalweg.kernels.bench import records, summary
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench import records
+from thalweg.kernels.bench.index import pairs, summary
+from thalweg.kernels.bench.index.cases import Case
 
 CASE = Case(64, 32768, 131072)
 STAMP = {"run": "a", "commit": "abc", "gpu": "NVIDIA H200", "date": "2026-11-30"}
@@ -21,7 +22,7 @@ def run_of(case: Case, ours: float, run: str = "a", **times: float) -> list[reco
     ops = {"deepgemm": "mqa_logits", "tilelang": "mqa_logits"}
     results = [result("thalweg", "index_topk", ours, scratch=4096)]
     results += [result(name.replace("_", "-"), ops.get(name, "topk"), us) for name, us in times.items()]
-    return records.records_of(case, results, {**STAMP, "run": run}, None)
+    return pairs.records_of(case, results, {**STAMP, "run": run}, None)
 
 
 def test_a_record_says_what_the_schema_asks() -> None:

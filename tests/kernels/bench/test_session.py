@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from thalweg.kernels.bench import session
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench.index.cases import Case
 
 CASE = Case(1, 128, 8192)
 HELLO = """
@@ -85,7 +85,7 @@ def test_a_process_that_dies_at_its_start_is_one_line() -> None:
 
 def test_peers_see_the_folder_of_peers_first_and_thalweg_does_not(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    ours, theirs = (made._environment for made in session.workers(["thalweg", "deepgemm"], tmp_path))
+    ours, theirs = (made._environment for made in session.workers("index", ["thalweg", "deepgemm"], tmp_path))
     assert theirs["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
     assert str(tmp_path) not in ours["PYTHONPATH"]
     assert theirs["CUDA_HOME"]

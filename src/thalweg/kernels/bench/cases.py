@@ -1,92 +1,64 @@
-"""What the index benchmark measures: cases, the default grid, and the least time that bytes and FLOP allow."""
+"""What cases of every benchmark share: their text, and the least time that bytes and FLOP allow."""
 
-import itertools
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, fields
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from thalweg.errors import UserError
-from thalweg.layouts import sizes
 
-HEADS = 64
-RATIO = 4  # tokens a key stands for (CSA)
-PAGE_KEYS = sizes.INDEX_PAGE_KEYS
 BYTES_PER_SECOND = 4.3e12  # H200, copies
-FLOP_PER_SECOND = 790e12  # H200, bf16 products; a card that multiplies e4m3 is held to the rate measured in the run
-
-BATCHES = (1, 4, 16, 64, 128)
-KEYS = (128, 2048, 32768, 262144)
-CEILINGS = (8192, 131072, 1048576)
-ROWS = (1, 2, 4)
+FLOP_PER_SECOND = 790e12  # H200, bf16 products
 
 
-@dataclass(frozen=True, order=True)
-class Case:
-    """One point: `batch` requests with `keys` live keys each under a ceiling of `ceiling` tokens, `rows` query rows a request."""
+class Case(Protocol):
+    """One point of a benchmark: a frozen dataclass whose fields are the `case` of its records."""
 
-    batch: int
-    keys: int
-    ceiling: int
-    rows: int = 1
-    k: int = 512
+    bench: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 1:
-                raise UserError(f"case: {name}={value}, needs at least 1")
-        if self.ceiling % (RATIO * PAGE_KEYS):
-            raise UserError(f"case: ceiling={self.ceiling}, needs a multiple of {RATIO * PAGE_KEYS} tokens")
-        if self.keys * RATIO > self.ceiling:
-            raise UserError(
-                f"case: keys={self.keys} are {self.keys * RATIO} tokens, more than the ceiling {self.ceiling}"
-            )
-
-    @property
-    def total_rows(self) -> int:
-        return self.batch * self.rows
-
-    @property
-    def live_pages(self) -> int:
-        """Pages that hold the keys of one request."""
-        return -(-self.keys // PAGE_KEYS)
-
-    @property
-    def table_width(self) -> int:
-        """Pages of a request's table: the ceiling's."""
-        return self.ceiling // RATIO // PAGE_KEYS
-
-    def bytes_moved(self, op: str) -> int:
-        """The least that `op` reads and writes: each key once for all rows of its request."""
-        rows, selected = self.total_rows, self.total_rows * self.k * 4
-        scores = rows * self.keys * 4
-        scored = self.batch * self.keys * sizes.INDEX_FP8_KEY_BYTES + rows * HEADS * (sizes.INDEX_DIM + 4)
-        return {"mqa_logits": scored + scores, "topk": scores + selected, "index_topk": scored + 2 * selected}[op]
-
-    def flop(self, op: str) -> int:
-        """A multiply-add is 2; selection counts none."""
-        return 0 if op == "topk" else 2 * HEADS * sizes.INDEX_DIM * self.total_rows * self.keys
-
-    def floor_us(self, op: str, flop_per_second: float = FLOP_PER_SECOND) -> float:
-        """The larger of the two times, in microseconds."""
-        return max(self.bytes_moved(op) / BYTES_PER_SECOND, self.flop(op) / flop_per_second) * 1e6
+    def floor_us(self, op: str, flop_per_second: float = ...) -> float:
+        """The least time of `op` in microseconds, with products at `flop_per_second`."""
+        ...
 
 
-def parse(text: str) -> Case:
-    """`batch=64,keys=32768,ceiling=131072,rows=1` as a case; rows and k have defaults."""
-    known = [field.name for field in fields(Case)]
-    values: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, value = part.strip().partition("=")
+Kind = TypeVar("Kind", bound=Case)
+
+
+def floor_us(bytes_moved: int, flop: int, flop_per_second: float) -> float:
+    """The larger of the two times, in microseconds."""
+    return max(bytes_moved / BYTES_PER_SECOND, flop / flop_per_second) * 1e6
+
+
+def label(case: Case) -> str:
+    """A case as `--case` takes it."""
+    return ",".join(f"{name}={value}" for name, value in asdict(case).items())
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`a=1,b=x` as a dictionary."""
+    return {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in text.split(","))}
+
+
+def parse(text: str, kind: type[Kind]) -> Kind:
+    """`batch=64,keys=32768` as a case of `kind`; fields with a default may be left out. Raises UserError."""
+    known = {field.name: field for field in fields(kind)}
+    values: dict[str, int | str] = {}
+    for name, value in pairs(text).items():
         if name not in known:
             raise UserError(f"case: no {name!r}; there are: {', '.join(known)}")
-        if not value.isdecimal():
+        if known[name].type in (str, "str"):
+            values[name] = value
+        elif value.isdecimal():
+            values[name] = int(value)
+        else:
             raise UserError(f"case: {name}={value!r}, needs a whole number")
-        values[name] = int(value)
-    missing = {"batch", "keys", "ceiling"} - values.keys()
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in values]
     if missing:
         raise UserError(f"case: got {text!r}, needs also {', '.join(sorted(missing))}")
-    return Case(**values)
+    return kind(**values)
 
 
-def grid() -> list[Case]:
-    """Every point of the default grid whose keys fit under its ceiling, small work first."""
-    points = itertools.product(ROWS, BATCHES, KEYS, CEILINGS)
-    return [Case(b, keys, ceiling, rows) for rows, b, keys, ceiling in points if keys * RATIO <= ceiling]
+def require_positive(case: Case) -> None:
+    """Raises UserError where a number of the case is below 1."""
+    for name, value in asdict(case).items():
+        if isinstance(value, int) and value < 1:
+            raise UserError(f"case: {name}={value}, needs at least 1")

@@ -9,6 +9,8 @@ Outputs = dict[str, torch.Tensor]
 Call = Callable[[], Outputs]
 
 _REPLAYS = 20
+_LEAST_REPLAYS = 5
+_ALL_REPLAYS_MS = 1000.0  # about so much for all of them where that is enough for the least number
 _GRAPH_MS = 4.0  # about so much work in one graph
 _MOST_CALLS = 512
 _POISON = -7  # no index and no slot
@@ -34,18 +36,18 @@ class GraphClock:
     def scratch_bytes(self, call: Call) -> int:
         """Device memory of torch's allocator that a call takes beside its results, what it keeps for later included.
 
-        It must be the first call of its case: what it keeps is seen once.
+        It must be the first call of its case: what it keeps is seen once. What only a first call takes and gives back (an
+        autotuner clears the L2 by a buffer) is none of it.
         """
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = _requested_bytes("current")
         outputs = call()
-        torch.cuda.synchronize()
-        taken = torch.cuda.max_memory_allocated() - before
+        after = _requested_bytes("current")
+        torch.cuda.reset_peak_memory_stats()
         again = call()
+        taken = (after - before) + (_requested_bytes("peak") - after)
         # Results at the same place while the first are alive lie in a buffer of the caller's, which is no new memory.
         fresh = {_place(tensor): tensor for name, tensor in outputs.items() if _place(again[name]) != _place(tensor)}
-        return taken - sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())
+        return taken - 2 * sum(tensor.untyped_storage().nbytes() for tensor in fresh.values())  # those of both calls
 
     def replayed(self, call: Call) -> Outputs:
         """What a replay of the captured call writes, over results that were poisoned after the capture."""
@@ -65,7 +67,9 @@ class GraphClock:
             self._warm_up(call)
         once = self._replay_times(calls, 1, replays=3)
         rounds = max(1, min(int(_GRAPH_MS * 1e3 / max(once[-1] * len(calls), 1.0)), _MOST_CALLS // len(calls)))
-        return statistics.median(self._replay_times(calls, rounds, _REPLAYS))
+        graph_ms = once[-1] * len(calls) * rounds / 1e3
+        replays = max(_LEAST_REPLAYS, min(_REPLAYS, int(_ALL_REPLAYS_MS / max(graph_ms, 1e-3))))
+        return statistics.median(self._replay_times(calls, rounds, replays))
 
     def _replay_times(self, calls: Sequence[Call], rounds: int, replays: int) -> list[float]:
         graph = torch.cuda.CUDAGraph()
@@ -92,6 +96,12 @@ class GraphClock:
             call()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
+
+
+def _requested_bytes(when: str) -> int:
+    """Device memory that is asked of torch's allocator, "current" or "peak": not rounded to its blocks."""
+    torch.cuda.synchronize()
+    return torch.cuda.memory_stats()[f"requested_bytes.all.{when}"]
 
 
 def _place(tensor: torch.Tensor) -> int:

@@ -5,8 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from thalweg.kernels.bench import checks, inputs
-from thalweg.kernels.bench.adapters import Adapter, Bind
+from thalweg.kernels.bench.benchmark import Adapter, Benchmark, Bind
 from thalweg.kernels.bench.cases import Case
 from thalweg.kernels.bench.clock import Call, Outputs
 
@@ -48,6 +47,7 @@ class Answer:
 
 
 def measure(
+    benchmark: Benchmark,
     adapters: list[tuple[Adapter, Bind]],
     case: Case,
     device: torch.device,
@@ -61,16 +61,16 @@ def measure(
     its scratch. What operations share counts for the first of them.
     """
     answer = Answer()
-    sets = inputs.make(case, inputs.number_of_sets(case, [adapter.op for adapter, _ in adapters]), device, seed)
+    sets = benchmark.make_inputs(case, [adapter.op for adapter, _ in adapters], device, seed)
     for adapter, bind in adapters:
         before = clock.retained_bytes()
-        _measure_one(adapter, bind, sets, clock, kept.get(adapter.op, 0), answer)
+        _measure_one(benchmark, adapter, bind, sets, clock, kept.get(adapter.op, 0), answer)
         kept[adapter.op] = kept.get(adapter.op, 0) + clock.retained_bytes() - before
     return answer
 
 
 def _measure_one(
-    adapter: Adapter, bind: Bind, sets: list[inputs.Inputs], clock: Clock, kept: int, answer: Answer
+    benchmark: Benchmark, adapter: Adapter, bind: Bind, sets: list[Any], clock: Clock, kept: int, answer: Answer
 ) -> None:
     try:
         bound = [bind(each) for each in sets]
@@ -82,7 +82,7 @@ def _measure_one(
         calls = [each[variant] for each in bound]
         try:
             scratch = kept + clock.scratch_bytes(calls[0])
-            off, rows = checks.check(sets[0], clock.replayed(calls[0]), adapter.op)
+            off, rows = benchmark.check(sets[0], clock.replayed(calls[0]), adapter.op)
             right[variant] = clock.median_us(calls), off, rows, scratch
         except Exception as error:
             _note(answer, f"{adapter.impl} {adapter.op} ({variant})", error, clock)

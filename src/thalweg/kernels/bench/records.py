@@ -15,11 +15,6 @@ from thalweg.errors import UserError
 from thalweg.kernels.bench.cases import FLOP_PER_SECOND, Case
 
 Record = dict[str, Any]
-SCORERS = ("deepgemm", "tilelang")
-SELECTORS = (
-    "sglang-topk",
-    "flashinfer",
-)  # a point needs one of these: torch.topk is no GPU top-k that anybody serves with
 
 
 def gpu_stamp(commit: str, command: str) -> Record:
@@ -48,30 +43,21 @@ def machine(stamp: Record) -> str:
     return f"{stamp['gpu']}, {clocks}, {versions}"
 
 
-def records_of(
-    case: Case, results: list[dict[str, Any]], stamp: Record, e4m3_flop_per_second: float | None
-) -> list[Record]:
-    """Records of what ran at one case: each result, then each pair of a peer's scoring and a peer's selection."""
-    rate = e4m3_flop_per_second or FLOP_PER_SECOND
-    made = []
-    for result in results:
-        extra = {name: result[name] for name in ("variant", "variants", "checked_rows", "scratch_bytes", "sets")}
-        made.append(_record(case, result["op"], result["impl"], result["us"], result["error"], rate, extra, stamp))
-    by_impl = {result["impl"]: result for result in results}
-    for scorer in filter(by_impl.__contains__, SCORERS):
-        for selector in filter(by_impl.__contains__, (*SELECTORS, "torch")):
-            pair = by_impl[scorer], by_impl[selector]
-            parts = {part["op"]: round(part["us"], 3) for part in pair}
-            us, error = sum(part["us"] for part in pair), max(part["error"] for part in pair)
-            name = f"{scorer}+{selector}"
-            made.append(_record(case, "index_topk", name, us, error, rate, {"parts": parts}, stamp))
-    return made
+def records_of(case: Case, results: list[dict[str, Any]], stamp: Record, flop_per_second: float | None) -> list[Record]:
+    """The record of each result of one case; products at `flop_per_second`, or as documented for None."""
+    rate = flop_per_second or FLOP_PER_SECOND
+    extras = ("variant", "variants", "checked_rows", "scratch_bytes", "sets")
+    return [
+        record(case, one["op"], one["impl"], one["us"], one["error"], rate, {name: one[name] for name in extras}, stamp)
+        for one in results
+    ]
 
 
-def _record(
+def record(
     case: Case, op: str, impl: str, us: float, error: float, rate: float, extra: Record, stamp: Record
 ) -> Record:
-    head = {"bench": "index", "op": op, "impl": impl, "case": asdict(case), "us": round(us, 3)}
+    """One record: what was measured, its floor, then `extra`, then `stamp`."""
+    head = {"bench": case.bench, "op": op, "impl": impl, "case": asdict(case), "us": round(us, 3)}
     floor = {"floor_us": round(case.floor_us(op, rate), 3), "floor_tflops": round(rate / 1e12, 1)}
     return {**head, **floor, "error": float(f"{error:.3g}"), "ok": True, **extra, **stamp}
 

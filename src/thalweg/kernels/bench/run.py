@@ -1,15 +1,15 @@
-"""Cases by implementations, in time: what `benchmarks/index.py` and `thalweg kernels bench` share."""
+"""Cases by implementations, in time: what the scripts of `benchmarks/` and `thalweg kernels bench` share."""
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg.errors import UserError
-from thalweg.kernels.bench import records, session, summary
-from thalweg.kernels.bench.adapters import IMPLEMENTATIONS
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench import records, session
+from thalweg.kernels.bench.benchmark import Benchmark
+from thalweg.kernels.bench.cases import FLOP_PER_SECOND, Case, label
 from thalweg.kernels.bench.records import Record
 
 Say = Callable[[str], object]
@@ -34,19 +34,9 @@ def require_gpu() -> None:
         )
 
 
-def chosen(text: str | None) -> list[str]:
-    """Implementations named in `a,b,c`, all of them for None."""
-    if text is None:
-        return list(IMPLEMENTATIONS)
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in IMPLEMENTATIONS:
-            raise UserError(f"implementation {name!r} is unknown; there are: {', '.join(IMPLEMENTATIONS)}")
-    return names
-
-
 def run(
-    cases: list[Case],
+    benchmark: Benchmark,
+    cases: Sequence[Case],
     workers: list[session.Worker],
     stamp: Record,
     minutes: float | None,
@@ -60,14 +50,14 @@ def run(
         records.merge(into, [])  # a place that cannot be written to is better known before the work
     try:
         _start(workers, outcome, say)
-        rate = next((worker.hello["e4m3_flop_per_second"] for worker in workers if _has_rate(worker)), None)
-        say(f"floors: 4.3 TB/s, {(rate or records.FLOP_PER_SECOND) / 1e12:.0f} TFLOP/s " + _origin(rate))
+        rate = next((worker.hello["flop_per_second"] for worker in workers if "flop_per_second" in worker.hello), None)
+        say(f"floors: 4.3 TB/s, {(rate or FLOP_PER_SECOND) / 1e12:.0f} TFLOP/s " + _origin(benchmark, rate))
         for number, case in enumerate(cases):
             begin = time.monotonic()
             if minutes is not None and number and begin - began + longest > minutes * 60:
-                outcome.left_out = cases[number:]
+                outcome.left_out = list(cases[number:])
                 break
-            made = _one_case(case, workers, identity, rate, say)
+            made = _one_case(benchmark, case, workers, identity, rate, say)
             outcome.records += made
             if into is not None and made:
                 records.merge(into, made)
@@ -76,7 +66,7 @@ def run(
         for worker in workers:
             worker.stop()
     for case in outcome.left_out:
-        say(f"left out, out of time: {summary.label(case)}")
+        say(f"left out, out of time: {label(case)}")
     return outcome
 
 
@@ -90,15 +80,17 @@ def _start(workers: list[session.Worker], outcome: Outcome, say: Say) -> None:
             outcome.absent.append(worker.impl)
 
 
-def _one_case(case: Case, workers: list[session.Worker], stamp: Record, rate: float | None, say: Say) -> list[Record]:
+def _one_case(
+    benchmark: Benchmark, case: Case, workers: list[session.Worker], stamp: Record, rate: float | None, say: Say
+) -> list[Record]:
     results, seed = [], secrets.randbelow(2**31)
     for worker in workers:
         fresh, failures = worker.run(case, seed)
         results += fresh
         for failure in failures:
-            say(f"FAILED {summary.label(case)}: {failure}")
-    made = records.records_of(case, results, stamp, rate)
-    say(summary.label(case))
+            say(f"FAILED {label(case)}: {failure}")
+    made = benchmark.records_of(case, results, stamp, rate)
+    say(label(case))
     for record in made:
         variant = record.get("variant") or " + ".join(f"{op} {us:.2f}" for op, us in record["parts"].items())
         say(
@@ -108,9 +100,7 @@ def _one_case(case: Case, workers: list[session.Worker], stamp: Record, rate: fl
     return made
 
 
-def _has_rate(worker: session.Worker) -> bool:
-    return "e4m3_flop_per_second" in worker.hello
-
-
-def _origin(rate: float | None) -> str:
-    return "(bf16, as documented)" if rate is None else "(e4m3 products by torch on this card, now)"
+def _origin(benchmark: Benchmark, rate: float | None) -> str:
+    if rate is None or benchmark.rate is None:
+        return "(bf16, as documented)"
+    return f"({benchmark.rate.name} by torch on this card, now)"

@@ -103,11 +103,11 @@ class Worker:
         return f"{self.impl}: the process ended with code {code}: {lines[-1][:300] if lines else 'it said nothing'}"
 
 
-def workers(impls: list[str], peers: Path | None) -> list[Worker]:
-    """A worker for each implementation, not started. `peers`: a folder that `benchmarks/peers.py` made, or None."""
+def workers(benchmark: str, impls: list[str], peers: Path | None) -> list[Worker]:
+    """A worker for each implementation of a benchmark, not started. `peers`: a folder of `benchmarks/peers.py`, or None."""
     made = []
     for impl in impls:
-        command = [sys.executable, "-m", "thalweg.kernels.bench.worker", impl]
+        command = [sys.executable, "-m", "thalweg.kernels.bench.worker", benchmark, impl]
         made.append(Worker(impl, command, _environment(None if impl in ("thalweg", "torch") else peers)))
     return made
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from thalweg import ops
-from thalweg.kernels.bench import checks, inputs
-from thalweg.kernels.bench.cases import Case
-from thalweg.kernels.bench.checks import Wrong
-from thalweg.kernels.bench.inputs import Inputs
+from thalweg.kernels.bench.benchmark import Wrong
+from thalweg.kernels.bench.index import checks, inputs
+from thalweg.kernels.bench.index.cases import Case
+from thalweg.kernels.bench.index.inputs import Inputs
 
 CASE = Case(batch=3, keys=700, ceiling=8192, rows=2, k=512)
 SHORT = Case(batch=3, keys=70, ceiling=8192, rows=1, k=512)

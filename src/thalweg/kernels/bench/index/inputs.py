@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from thalweg.kernels.bench.cases import HEADS, PAGE_KEYS, Case
+from thalweg.kernels.bench.index.cases import HEADS, PAGE_KEYS, Case
 from thalweg.layouts import index_fp8, sizes
 from thalweg.layouts.e4m3 import amax_scale, to_e4m3
 
@@ -40,6 +40,11 @@ def number_of_sets(case: Case, ops: list[str]) -> int:
     buffers = 2 * case.total_rows * case.table_width * PAGE_KEYS * 4
     each = buffers + case.batch * case.live_pages * PAGE_KEYS * sizes.INDEX_FP8_KEY_BYTES
     return max(1, min(-(-2 * CACHED_BYTES // least), MOST_SETS, MOST_BYTES // each))
+
+
+def sets(case: Case, ops: list[str], device: torch.device, seed: int) -> list[Inputs]:
+    """As many sets for `case` as `number_of_sets` says."""
+    return make(case, number_of_sets(case, ops), device, seed)
 
 
 def make(case: Case, count: int, device: torch.device, seed: int) -> list[Inputs]:

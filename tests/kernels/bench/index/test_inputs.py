@@ -1,7 +1,7 @@
 import torch
 
-from thalweg.kernels.bench import inputs
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench.index import inputs
+from thalweg.kernels.bench.index.cases import Case
 from thalweg.layouts import index_fp8
 
 CPU = torch.device("cpu")

@@ -1,8 +1,8 @@
 import pytest
 
 from thalweg.errors import UserError
-from thalweg.kernels.bench import cases
-from thalweg.kernels.bench.cases import Case
+from thalweg.kernels.bench.index import cases
+from thalweg.kernels.bench.index.cases import Case
 
 
 def test_a_case_is_read_from_its_text() -> None:

@@ -2,15 +2,12 @@
 
 import torch
 
-from thalweg.kernels.bench.inputs import Inputs
+from thalweg.kernels.bench.benchmark import Wrong
+from thalweg.kernels.bench.index.inputs import Inputs
 from thalweg.ops.mqa_logits import mqa_logits
 
 SCORES_CHECKED = 2**20  # rows x keys held to float64 (two rows at least)
 TOLERANCE = 5e-4  # of the row's largest magnitude: products of e4m3 in Hopper's accumulator reach 2.6e-4
-
-
-class Wrong(Exception):
-    """What is wrong with a result, in one line."""
 
 
 def sample_rows(inputs: Inputs) -> torch.Tensor:

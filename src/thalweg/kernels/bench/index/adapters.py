@@ -8,28 +8,16 @@ what they are: unwritten scores hold a huge number, so whoever ignores the lengt
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from thalweg import ops
-from thalweg.kernels.bench.cases import PAGE_KEYS
+from thalweg.kernels.bench.benchmark import Adapter, Bind, import_first
 from thalweg.kernels.bench.clock import Call, Outputs
-from thalweg.kernels.bench.inputs import Inputs
+from thalweg.kernels.bench.index.cases import PAGE_KEYS
+from thalweg.kernels.bench.index.inputs import Inputs
 from thalweg.ops import dispatch
-
-Bind = Callable[[Inputs], dict[str, Call]]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """One operation of one implementation. `load()` imports what it needs; raises whatever the import raises."""
-
-    impl: str
-    op: str
-    load: Callable[[], Bind]
-    install: str = ""
 
 
 def _thalweg(op: str) -> Callable[[], Bind]:
@@ -80,7 +68,7 @@ def _deepgemm() -> Bind:
 
 
 def _tilelang() -> Bind:
-    module = _import("sglang_tilelang", "sglang.kernels.ops.attention.dsa.tilelang_kernel")
+    module = import_first("sglang_tilelang", "sglang.kernels.ops.attention.dsa.tilelang_kernel")
 
     def bind(inputs: Inputs) -> dict[str, Call]:
         q, table, width = inputs.q.unsqueeze(1), inputs.table_of_rows(), inputs.logits.shape[1]
@@ -95,7 +83,7 @@ def _tilelang() -> Bind:
 
 
 def _sglang_topk() -> Bind:
-    module = _import("sglang_topk", "sglang.kernels.ops.attention.dsv4.topk")
+    module = import_first("sglang_topk", "sglang.kernels.ops.attention.dsv4.topk")
 
     def bind(inputs: Inputs) -> dict[str, Call]:
         logits, lengths, table = inputs.logits, inputs.lengths, inputs.table_of_rows()
@@ -151,17 +139,6 @@ def _torch() -> Bind:
     return bind
 
 
-def _import(*names: str) -> Any:
-    """The first of these modules that is there; the error of the last one if none is."""
-    for name in names[:-1]:
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name != name:  # it is there, and what is missing is something that it needs
-                raise
-    return importlib.import_module(names[-1])
-
-
 ADAPTERS = (
     Adapter("thalweg", "mqa_logits", _thalweg("mqa_logits")),
     Adapter("thalweg", "topk", _thalweg("topk")),
@@ -172,8 +149,3 @@ ADAPTERS = (
     Adapter("flashinfer", "topk", _flashinfer, "flashinfer-python"),
     Adapter("torch", "topk", _torch),
 )
-IMPLEMENTATIONS = tuple(dict.fromkeys(adapter.impl for adapter in ADAPTERS))
-
-
-def of(impl: str) -> list[Adapter]:
-    return [adapter for adapter in ADAPTERS if adapter.impl == impl]
