@@ -9,11 +9,17 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
+constexpr u64 EVICT_FIRST = 0x12F0000000000000;  // a policy of the L2, as createpolicy makes it
+
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+__device__ __forceinline__ void store_word(u32 shared, u32 word) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
+}
 
 __device__ __forceinline__ void barrier_init(u64* barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
@@ -48,12 +54,13 @@ __device__ __forceinline__ void named_barrier(u32 id, u32 threads) {
 // Shared memory written by stores becomes visible to wgmma and to bulk copies; a barrier follows.
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Box of `map` at (x, y, z) to shared memory; what lies outside the tensor becomes zeros, and counts as bytes.
+// Box of `map` at (x, y, z) to shared memory; what lies outside the tensor becomes zeros, and counts as bytes. Read once: it is the
+// first to leave the L2, where what is written beside it stays for the next kernel.
 __device__ __forceinline__ void copy_box(void* to, const TensorMap* map, int x, int y, int z, u64* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-            shared_address(to)),
-        "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], "
+        "%6;" ::"r"(shared_address(to)),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier)), "l"(EVICT_FIRST)
         : "memory");
 }
 
@@ -64,6 +71,13 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
+
+// 4 bytes, that this thread waits for in `words_copied`; a barrier makes them everybody's.
+__device__ __forceinline__ void copy_word(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void words_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // An operand whose rows of 128 bytes begin at an address divisible by 1,024.
 __device__ __forceinline__ u64 operand(const void* rows) {

@@ -13,14 +13,15 @@ constexpr int NEAR_PAGES = DENSE / TILE;  // whose ids are read early
 constexpr int TEAMS = THREADS / MATH;     // that score
 
 struct Shared {
-    u8 tiles[TEAMS][TILE * WIDTH];
+    Selection selection;
+    alignas(1024) u8 tiles[TEAMS][TILE * WIDTH];
     u8 queries[HEAD_COUNT * WIDTH];
     float weight[HEAD_COUNT];
-    u32 keys[CAPACITY];
-    Selection selection;
     int groups[MOST_GROUPS], places[MOST], pages[NEAR_PAGES];
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
+
+__device__ __forceinline__ Shared& shared() { return *reinterpret_cast<Shared*>(memory); }
 
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
@@ -39,44 +40,65 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Four keys side by side, of which `live` are entries that reach `bar`.
-__device__ __forceinline__ uint4 load_four(const u32* source, int live, u32 bar) {
-    uint4 four = make_uint4(0, 0, 0, 0);
-    if (live > 0) four = __ldcg(reinterpret_cast<const uint4*>(source));
-    if (four.x < bar) four.x = 0;
+// Of four keys side by side those of `live` entries that reach `bar`.
+__device__ __forceinline__ uint4 reaching(uint4 four, int live, u32 bar) {
+    if (live < 1 || four.x < bar) four.x = 0;
     if (live < 2 || four.y < bar) four.y = 0;
     if (live < 3 || four.z < bar) four.z = 0;
     if (live < 4 || four.w < bar) four.w = 0;
     return four;
 }
 
-// keys [n] to shared memory, up to a multiple of 4, and their highest to s.selection. A barrier follows.
-__device__ __noinline__ void bring(Shared& s, const u32* source, int n) {
+constexpr int FOURS = 4;  // loads of a thread in flight: none waits for another, so that none is in a branch
+
+// keys [n], n > 0, to shared memory, and their highest to s.selection. A barrier follows.
+__device__ __noinline__ void bring(const u32* source, int n) {
+    Shared& s = shared();
     u32 highest = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x * 4; i < n; i += THREADS * 4) {
-        uint4 four = load_four(source + i, n - i, 1);
-        *reinterpret_cast<uint4*>(s.keys + i) = four;
-        highest = max(max(highest, max(four.x, four.y)), max(four.z, four.w));
+    for (int begin = threadIdx.x * 4; begin < n; begin += FOURS * THREADS * 4) {
+        uint4 four[FOURS];
+#pragma unroll
+        for (int j = 0; j < FOURS; ++j)
+            four[j] = __ldcg(reinterpret_cast<const uint4*>(source + min(begin + j * THREADS * 4, (n - 1) & ~3)));
+#pragma unroll
+        for (int j = 0; j < FOURS; ++j) {
+            int i = begin + j * THREADS * 4;
+            if (i >= n) break;
+            four[j] = reaching(four[j], n - i, 1);
+            *reinterpret_cast<uint4*>(s.selection.keys + i) = four[j];
+            highest = max(max(highest, max(four[j].x, four[j].y)), max(four[j].z, four[j].w));
+        }
     }
-    raise_highest(s.selection, highest);
+    raise_highest(highest);
 }
 
 // The keys of `count` groups that reach `bar` to shared memory, of a row of `length` entries; by_place: they lie in the order of the
 // groups' places. A barrier follows.
-__device__ __forceinline__ void bring_groups(Shared& s, const u32* source, int count, int length, u32 bar, bool by_place) {
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count * 2; i += THREADS) {
-        int first = s.groups[i / 2] * GROUP + i % 2 * 4, at = by_place ? i * 4 : first;
-        *reinterpret_cast<uint4*>(s.keys + i * 4) = load_four(source + at, length - first, bar);
+__device__ __noinline__ void bring_groups(const u32* source, int count, int length, u32 bar, bool by_place) {
+    Shared& s = shared();
+    for (int begin = threadIdx.x; begin < count * 2; begin += FOURS * THREADS) {
+        uint4 four[FOURS];
+        int first[FOURS];
+#pragma unroll
+        for (int j = 0; j < FOURS; ++j) {
+            int i = min(begin + j * THREADS, count * 2 - 1);
+            first[j] = s.groups[i / 2] * GROUP + i % 2 * 4;
+            four[j] = __ldcg(reinterpret_cast<const uint4*>(source + (by_place ? i * 4 : first[j])));
+        }
+#pragma unroll
+        for (int j = 0; j < FOURS; ++j) {
+            int i = begin + j * THREADS;
+            if (i < count * 2) *reinterpret_cast<uint4*>(s.selection.keys + i * 4) = reaching(four[j], length - first[j], bar);
+        }
     }
 }
 
 // Scores the entries of `count` groups again, by all blocks of the cluster, and leaves their keys in `out` in the order of the
 // groups' places.
-__device__ __noinline__ void score_again(Shared& s, const u8* keys, const float* scales, const u8* q, const float* weights,
+__device__ __noinline__ void score_again(const u8* keys, const float* scales, const u8* q, const float* weights,
                                          const int* table, u32* out, int row, int count, int length, int heads, int pool,
                                          int page_keys, i64 q_row, i64 q_head, i64 page_stride, i64 scale_stride) {
+    Shared& s = shared();
     int rank = cluster_rank(), blocks = cluster_size(), team = threadIdx.x / MATH, mate = threadIdx.x % MATH;
     if (team == 0) load_queries<1, HEAD_COUNT>(s.queries, s.weight, q, weights, row, 1, heads, q_row, q_head, mate, MATH);
     fence_for_async();
@@ -120,10 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                   const int* row_to_request, u32* dense, const u32* maxima, int* out_indices, int* out_slots, int requests,
                   int heads, int span, int pool, int page_keys, int page_slots, int k, i64 q_row, i64 q_head, i64 page_stride,
                   i64 scale_stride, i64 table_stride) {
-    extern __shared__ __align__(1024) u8 memory[];
-    Shared& s = *reinterpret_cast<Shared*>(memory);
+    Shared& s = shared();
     int thread = threadIdx.x, rank = cluster_rank(), blocks = cluster_size(), row = blockIdx.x / blocks;
-    selection_begin(s.selection);
+    selection_begin();
     int request = row_to_request == nullptr ? row : row_to_request[row];
     bool known = request >= 0 && request < requests;
     int length = known ? min(max(lengths[row], 0), span) : 0;
@@ -132,33 +153,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int* table = pages + (known ? request : 0) * table_stride;
     dense += i64(row) * DENSE;
     if (near)
-        for (int page = thread; page * page_keys < length; page += THREADS) s.pages[page] = table[page];
+        for (int page = thread; page * page_keys < length; page += THREADS) copy_word(&s.pages[page], table + page);
     __syncthreads();
-    bool grouped = length > ALONE;
-    int count = 0;  // of groups
+    int count = (length + GROUP - 1) / GROUP;  // of groups
+    bool grouped = length > ALONE && count > k;
     if (length > k) {
-        int n = grouped ? (length + GROUP - 1) / GROUP : length;
-        bring(s, near && grouped ? maxima + i64(row) * (DENSE / GROUP) : dense, n);
+        int n = grouped ? count : length;
+        bring(near && grouped ? maxima + i64(row) * (DENSE / GROUP) : dense, n);
         __syncthreads();
-        u32 bar = guess_below(s.selection.highest);
+        u32 bar = guess_below(k);
         for (bool groups = grouped;; groups = false) {
-            int slack = !groups ? 0 : min(near ? MOST_GROUPS : k / 8, MOST_GROUPS - k);
-            Threshold t = threshold(s.selection, s.keys, n, k, slack, bar, s.selection.highest);
-            keep(s.selection, s.keys, n, t, groups ? s.groups : s.places);
+            int slack = !groups ? 0 : min(near ? k : k / 8, MOST_GROUPS - k);
+            Threshold t = threshold(n, k, slack, bar, s.selection.highest);
+            keep(n, t, shared_address(groups ? s.groups : s.places));
             __syncthreads();
             if (!groups) break;
             count = t.kept;
             bar = t.low;
             n = count * GROUP;
             if (!near) {
-                score_again(s, keys, scales, q, weights, table, dense, row, count, length, heads, pool, page_keys, q_row, q_head,
+                score_again(keys, scales, q, weights, table, dense, row, count, length, heads, pool, page_keys, q_row, q_head,
                             page_stride, scale_stride);
                 if (rank > 0) return;
             }
-            bring_groups(s, dense, count, length, bar, !near);
+            bring_groups(dense, count, length, bar, !near);
             __syncthreads();
         }
     }
+    words_copied();
+    __syncthreads();
     for (int place = thread; place < k; place += THREADS) {
         int index = place < length ? place : -1, slot = -1;
         if (length > k) {

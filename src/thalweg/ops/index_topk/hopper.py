@@ -75,7 +75,7 @@ def index_topk(
 def select_variant(heads: int) -> CudaVariant:
     """The kernel that selects, and scores the best groups of long rows again."""
     tiles, queries = selecting.THREADS // 128 * scoring.TILE * WIDTH, heads * (WIDTH + 4)
-    numbers = selecting.CAPACITY + selecting.CAPACITY // GROUP + selecting.MOST + scoring.DENSE // scoring.TILE
+    numbers = selecting.CAPACITY // GROUP + selecting.MOST + scoring.DENSE // scoring.TILE
     shared_memory = tiles + queries + 4 * numbers + selecting.selection_bytes()
     shared_memory += -shared_memory % 1024
     return CudaVariant(

@@ -1,6 +1,6 @@
 // Indexer scores on Hopper: a persistent grid over the tiles of real keys.
 //
-// Grid: a block a multiprocessor; each takes an equal stretch of tiles, in order. A block: one warp that copies tiles of 64
+// Grid: as many blocks as stay resident; each takes an equal stretch of tiles, in order. A block: one warp that copies tiles of 64
 // keys (8 KiB, by the copy engine, STAGES in flight) and their scales to shared memory, and TEAMS teams of four warps that take
 // turns in multiplying them with the queries of up to RUN rows of the request, which stay in shared memory for a run; sums over
 // heads are made in registers. Written: logits, or (KEYS) what index_topk selects from: keys of the scores, and their maxima over
@@ -11,9 +11,11 @@ constexpr int PASSES = RUN / PASS;  // products of a tile, each with PASS rows
 constexpr int COLUMNS = PASS * HEAD_COUNT;
 constexpr int PASSES_HELD = HOLD ? PASSES : 1;  // whose weights stay in registers
 constexpr int SCORERS = TEAMS * MATH;
-constexpr int THREADS = SCORERS + MATH;  // the copying warp has a team's registers to give away
+constexpr bool GIVES = SCORER_REGISTERS > 0;  // the copying warp has a team's registers, and gives most of them away
+constexpr int THREADS = SCORERS + (GIVES ? MATH : 32);
 constexpr int GROUP = 8;
-static_assert(MOST_ROWS % 32 == 0 && MOST_ROWS <= THREADS, "a thread reads the length of one row");
+static_assert(STAGES % TEAMS == 0, "a stage is one team's: a barrier tells two phases apart");
+constexpr int OWN_ROWS = (MOST_ROWS + THREADS - 1) / THREADS;
 
 struct Shared {
     u8 tiles[STAGES][TILE * WIDTH];
@@ -23,7 +25,7 @@ struct Shared {
     u64 full[STAGES], empty[STAGES];
     int there[STAGES];
     int request[MOST_ROWS], length[MOST_ROWS], ends[MOST_ROWS];
-    int warp_sums[MOST_ROWS / 32], first_row;
+    int warp_sums[THREADS / 32], first_row;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
@@ -32,44 +34,54 @@ struct Stretch {
     int tile, end, row;
 };
 
+// The tiles of the run that begins at a row; 0 where none does.
+__device__ __forceinline__ int tiles_of_run(const Shared& s, int row, int rows) {
+    int longest = s.length[row];
+    if constexpr (RUN > 1) {
+        int first = row, request = s.request[row];
+        while (first > 0 && s.request[first - 1] == request) --first;
+        if ((row - first) % RUN != 0) return 0;
+        for (int j = row + 1; j < min(row + RUN, rows) && s.request[j] == request; ++j) longest = max(longest, s.length[j]);
+    }
+    return (longest + TILE - 1) / TILE;
+}
+
 // Requests and lengths of the rows, and `ends`: the tiles of all runs up to each row's. A run, up to RUN rows of one request side
 // by side, has its tiles at its first row.
 __device__ __forceinline__ Stretch read_rows(Shared& s, const int* lengths, const int* row_to_request, int rows, int requests,
                                              int span) {
-    int row = threadIdx.x, lane = row % 32, tiles = 0;
-    if (row < rows) {
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int row = threadIdx.x; row < MOST_ROWS; row += THREADS) {
+        if (row >= rows) break;
         int request = row_to_request == nullptr ? row : row_to_request[row], length = lengths[row];
         bool there = request >= 0 && request < requests;
         s.request[row] = there ? request : -1;
-        s.length[row] = length = there ? min(max(length, 0), span) : 0;
-        tiles = (length + TILE - 1) / TILE;
+        s.length[row] = there ? min(max(length, 0), span) : 0;
     }
-    if constexpr (RUN > 1) {
-        __syncthreads();
-        if (row < rows) {
-            int first = row, request = s.request[row];
-            while (first > 0 && s.request[first - 1] == request) --first;
-            if ((row - first) % RUN != 0) tiles = 0;
-            else
-                for (int j = row + 1; j < min(row + RUN, rows) && s.request[j] == request; ++j)
-                    tiles = max(tiles, (s.length[j] + TILE - 1) / TILE);
-        }
-    }
-    int end = tiles;
+    __syncthreads();
+    int tiles[OWN_ROWS], own = 0, row = threadIdx.x * OWN_ROWS;
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS; ++i) tiles[i] = row + i < rows ? tiles_of_run(s, row + i, rows) : 0, own += tiles[i];
+    int end = own;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         int other = __shfl_up_sync(0xFFFFFFFFu, end, step);
         if (lane >= step) end += other;
     }
-    if (lane == 31 && row < MOST_ROWS) s.warp_sums[row / 32] = end;
+    if (lane == 31) s.warp_sums[threadIdx.x / 32] = end;
     __syncthreads();
-    int of_warp = lane < MOST_ROWS / 32 ? s.warp_sums[lane] : 0;
+    int of_warp = lane < THREADS / 32 ? s.warp_sums[lane] : 0;
     i64 total = __reduce_add_sync(0xFFFFFFFFu, of_warp);
-    end += __reduce_add_sync(0xFFFFFFFFu, lane < row / 32 ? of_warp : 0);
+    end += __reduce_add_sync(0xFFFFFFFFu, lane < threadIdx.x / 32 ? of_warp : 0) - own;
     Stretch stretch{int(total * blockIdx.x / gridDim.x), int(total * (blockIdx.x + 1) / gridDim.x), 0};
-    if (row < rows) {
-        s.ends[row] = end;
-        if (end - tiles <= stretch.tile && stretch.tile < end) s.first_row = row;
+#pragma unroll
+    for (int i = 0; i < OWN_ROWS; ++i) {
+        int begin = end;
+        end += tiles[i];
+        if (row + i >= rows) break;
+        s.ends[row + i] = end;
+        if (begin <= stretch.tile && stretch.tile < end) s.first_row = row + i;
     }
     __syncthreads();
     stretch.row = s.first_row;
@@ -121,7 +133,7 @@ __device__ __forceinline__ void copy_tiles(Shared& s, Stretch stretch, const Ten
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
     score_kernel(const __grid_constant__ TensorMap keys, const float* scales, const u8* q, const float* weights,
                  const int* lengths, const int* pages, const int* row_to_request, void* out, u32* maxima, int rows,
                  int requests, int heads, int span, int pool, int page_keys, i64 q_row, i64 q_head, i64 scale_stride,
@@ -136,11 +148,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     Stretch stretch = read_rows(s, lengths, row_to_request, rows, requests, span);
     if (thread >= SCORERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+        if constexpr (GIVES) asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
         if (thread < SCORERS + 32) copy_tiles(s, stretch, &keys, scales, pages, rows, pool, page_keys, scale_stride, table_stride);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    if constexpr (GIVES) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GIVES ? SCORER_REGISTERS : 32));
     int team = thread / MATH, mate = thread % MATH, begun = 0;  // tiles of the parts before
     float own[PASSES_HELD][COLUMNS / 4];
     while (stretch.tile < stretch.end) {

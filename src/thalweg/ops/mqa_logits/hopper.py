@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -15,9 +16,25 @@ from thalweg.ops.mqa_logits.triton import FILL, fill_variant
 TILE = 64  # keys
 MOST_ROWS = 256  # of a launch; more take several
 DENSE = 32_768  # entries whose keys index_topk has in scratch
-_TEAMS = 4  # of 128 threads, of the one block of a multiprocessor
-# Rows of one request at once: (rows in one product, tiles in flight, weights stay in registers).
-_RUNS = {1: (1, 12, True), 2: (2, 12, True), 4: (2, 12, False)}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How rows of one request are scored at once."""
+
+    pass_rows: int  # in one product
+    blocks: int  # of a multiprocessor
+    teams: int  # of 128 threads, in a block
+    stages: int  # tiles in flight
+    hold: bool  # weights stay in registers
+    registers: int = 0  # of a thread that multiplies, where the copying team gives it its own
+
+
+_RUNS = {
+    1: _Run(1, 2, 2, 4, True),
+    2: _Run(2, 3, 1, 2, True),
+    4: _Run(2, 1, 4, 8, False, 112),
+}
 _SIGNATURE = (
     {"keys": "m"}
     | dict.fromkeys(("scales", "q", "weights", "lengths", "pages", "row_to_request", "out", "maxima"), "p")
@@ -90,8 +107,9 @@ def launch(
         (index_fp8.WIDTH, max(keys.stride(0), 16)),
         (index_fp8.WIDTH, TILE, 1),
     )
+    blocks = _RUNS[run_rows].blocks * hardware.multiprocessors(q.device)
     variant.launch(
-        hardware.multiprocessors(q.device), keys_map, scales, q[part], weights[part].contiguous(), lengths[part], page_table,
+        blocks, keys_map, scales, q[part], weights[part].contiguous(), lengths[part], page_table,
         None if owners is None else owners[part], out, maxima,
         part.stop - part.start, page_table.shape[0], q.shape[1], page_table.shape[1] * page, pool, page,
         q.stride(0), q.stride(1), scales.stride(0), page_table.stride(0), out_stride,
@@ -131,20 +149,22 @@ def heads_of(q: torch.Tensor) -> int:
 @functools.cache
 def score_variant(run_rows: int, heads: int, keys: bool) -> CudaVariant:
     """The kernel for runs of `run_rows` rows that writes logits, or keys and maxima."""
-    pass_rows, stages, hold = _RUNS[run_rows]
-    tiles = stages * (TILE * index_fp8.WIDTH + TILE * 4 + 2 * 8 + 4)
+    run = _RUNS[run_rows]
+    threads = 128 * run.teams + (128 if run.registers else 32)
+    tiles = run.stages * (TILE * index_fp8.WIDTH + TILE * 4 + 2 * 8 + 4)
     queries = run_rows * heads * (index_fp8.WIDTH + 4)
-    defines = {"RUN": run_rows, "PASS": pass_rows, "HEAD_COUNT": heads, "KEYS": int(keys), "STAGES": stages}
-    shared_memory = tiles + queries + 3 * 4 * MOST_ROWS + 4 * (MOST_ROWS // 32 + 1)
+    shared_memory = tiles + queries + 3 * 4 * MOST_ROWS + threads // 8 + 4
     shared_memory += -shared_memory % 1024
+    defines = {"RUN": run_rows, "PASS": run.pass_rows, "HEAD_COUNT": heads, "KEYS": int(keys), "STAGES": run.stages}
+    defines |= {"HOLD": int(run.hold), "TEAMS": run.teams, "SCORER_REGISTERS": run.registers}
+    defines |= {"PER_MULTIPROCESSOR": run.blocks, "MOST_ROWS": MOST_ROWS, "DENSE": DENSE, "SHARED": shared_memory}
     return CudaVariant(
         name=f"{'index_topk' if keys else 'mqa_logits'}/hopper/score/heads{heads}/rows{run_rows}",
         source="mqa_logits/hopper.cu",
         entry="score_kernel",
-        defines=defines
-        | {"HOLD": int(hold), "TEAMS": _TEAMS, "MOST_ROWS": MOST_ROWS, "DENSE": DENSE, "SHARED": shared_memory},
+        defines=defines,
         signature=_SIGNATURE,
-        threads=128 * (_TEAMS + 1),
+        threads=threads,
         shared_memory=shared_memory,
         representative=heads == 64,
         matrix=True,

@@ -6,7 +6,6 @@
 #include "topk/hopper.cuh"
 
 struct Shared {
-    u32 keys[CAPACITY];
     Selection selection;
     int places[MOST], carried[MOST];  // numbers of keys; indices of those carried, which are the first keys
 };
@@ -48,13 +47,12 @@ __device__ __forceinline__ u32 load_keys(u32* keys, const float* scores, int n) 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     topk_kernel(const float* logits, const int* lengths, int* out, int span, int k, i64 stride) {
-    extern __shared__ __align__(1024) u8 memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     u32 rank, blocks;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     int thread = threadIdx.x, row = blockIdx.x / blocks;
-    selection_begin(s.selection);
+    selection_begin();
     int n = min(max(lengths[row], 0), span);
     bool together = blocks > 1 && n > ALONE;
     if (rank > 0 && !together) return;
@@ -69,14 +67,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int from = min(n, int(rank) * share), end = min(n, from + share), carried = 0;
     while (true) {
         int more = min(end - from, CAPACITY - carried), held = carried + more;
-        raise_highest(s.selection, load_keys(s.keys + carried, scores + from, more));
+        raise_highest(load_keys(s.selection.keys + carried, scores + from, more));
         __syncthreads();
         bool last = from + more == end;
         int kept = min(held, k);
         if (held > k) {
-            u32 high = s.selection.highest;
-            Threshold t = threshold(s.selection, s.keys, held, k, 0, guess_below(high), high);
-            keep(s.selection, s.keys, held, t, s.places);
+            Threshold t = threshold(held, k, 0, guess_below(k), s.selection.highest);
+            keep(held, t, shared_address(s.places));
         } else {
             for (int place = thread; place < held; place += THREADS) s.places[place] = place;
         }
@@ -88,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int j = 0; j < OWN; ++j) {
             int place = thread + j * THREADS, number = place < kept ? s.places[place] : 0;
             index[j] = number < carried ? s.carried[number] : from + number - carried;
-            key[j] = s.keys[number];
+            key[j] = s.selection.keys[number];
         }
         __syncthreads();  // everybody has read before anybody writes
 #pragma unroll
@@ -96,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             int place = thread + j * THREADS;
             if (place >= kept) continue;
             if (last && !together) out[place] = index[j];
-            s.keys[place] = key[j];
+            s.selection.keys[place] = key[j];
             s.carried[place] = index[j];
         }
         carried = kept;
@@ -106,24 +103,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     if (!together) return;
     cluster_barrier();  // the first block is there, and reads no more what it is sent
-    int* found = reinterpret_cast<int*>(s.keys + CAPACITY / 2);
+    int* found = reinterpret_cast<int*>(s.selection.keys + CAPACITY / 2);
     for (int place = thread; place < k; place += THREADS) {
-        u32 key = place < carried ? s.keys[place] : 0;
+        u32 key = place < carried ? s.selection.keys[place] : 0;
         int index = place < carried ? s.carried[place] : -1;
         if (rank > 0) {
-            store_to_first(s.keys + rank * k + place, key);
+            store_to_first(s.selection.keys + rank * k + place, key);
             store_to_first(found + rank * k + place, index);
         } else {
-            if (place >= carried) s.keys[place] = 0;
+            if (place >= carried) s.selection.keys[place] = 0;
             found[place] = index;
         }
     }
     if (rank > 0 && thread == 0) raise_in_first(&s.selection.highest, s.selection.highest);
     cluster_barrier();
     if (rank > 0) return;
-    u32 high = s.selection.highest;
-    Threshold t = threshold(s.selection, s.keys, int(blocks) * k, k, 0, guess_below(high), high);
-    keep(s.selection, s.keys, int(blocks) * k, t, s.places);
+    Threshold t = threshold(int(blocks) * k, k, 0, guess_below(k), s.selection.highest);
+    keep(int(blocks) * k, t, shared_address(s.places));
     __syncthreads();
     for (int place = thread; place < k; place += THREADS) out[place] = found[s.places[place]];
 }

@@ -10,15 +10,22 @@
 constexpr int WARPS = THREADS / 32;
 constexpr int BINS = 2048;
 constexpr int OWN_BINS = BINS / THREADS;
+constexpr int SIDE = 8;  // keys that a thread looks at together
 constexpr u32 EVERYBODY = 0xFFFFFFFFu;
 
+extern __shared__ __align__(1024) u8 memory[];
+
 struct Selection {
+    u32 keys[CAPACITY];
     u32 bins[2][BINS];  // by turns: one is used while the other is cleared
-    u32 highest;
+    u32 highest, likely, beside;  // beside: counts what is in no bin, and nobody reads it
     int turn;
-    int warp_sums[WARPS], equal_sums[WARPS];
+    int warp_sums[WARPS];
     int bin, above, inside;
 };
+
+// Lies first in the block's shared memory.
+__device__ __forceinline__ Selection& selection() { return *reinterpret_cast<Selection*>(memory); }
 
 // What is wanted of keys: `kept` of them, those above `low` and the first `ties` of those equal to it.
 struct Threshold {
@@ -27,39 +34,66 @@ struct Threshold {
 };
 
 // Before anything else; a barrier of the block follows.
-__device__ __forceinline__ void selection_begin(Selection& s) {
+__device__ __forceinline__ void selection_begin() {
+    Selection& s = selection();
     for (int i = threadIdx.x; i < BINS; i += THREADS) s.bins[0][i] = 0;
-    if (threadIdx.x == 0) s.highest = s.turn = 0;
+    if (threadIdx.x == 0) s.highest = s.likely = s.turn = 0;
 }
 
-// Makes `highest` that of all threads' in s.highest, which begins at 0. A barrier follows.
-__device__ __forceinline__ void raise_highest(Selection& s, u32 highest) {
-    highest = __reduce_max_sync(EVERYBODY, highest);
-    if (threadIdx.x % 32 == 0) atomicMax(&s.highest, highest);
+// Every thread gives the highest of its keys: s.highest, 0 before, becomes that of all. s.likely becomes what few keys do not exceed
+// that are among THREADS highest: the highest of what all threads of a warp have above. A barrier follows.
+__device__ __forceinline__ void raise_highest(u32 highest) {
+    Selection& s = selection();
+    u32 all = __reduce_max_sync(EVERYBODY, highest), everywhere = __reduce_min_sync(EVERYBODY, highest);
+    if (threadIdx.x % 32 == 0) {
+        atomicMax(&s.highest, all);
+        atomicMax(&s.likely, everywhere);
+    }
 }
 
-// Where the k-th score may be at the lowest, if the highest is `high`: a guess that costs a histogram where it is wrong.
-__device__ __forceinline__ u32 guess_below(u32 high) {
-    float score = to_score(high);
+// Where the k-th score may be at the lowest: a guess that costs a histogram where it is wrong.
+__device__ __forceinline__ u32 guess_below(int k) {
+    Selection& s = selection();
+    if (k <= THREADS && s.likely > 0) return s.likely;
+    float score = to_score(s.highest);
     return score > 0.0f ? to_key(score * 0.0625f) : 1;
 }
 
-// The threshold of the k highest of keys [n], or of up to `slack` more. At least k are not 0, none is above `high`; the k-th may be
+// SIDE keys side by side; 0 from the n-th on. All are loaded before one is used.
+__device__ __forceinline__ void load_side(u32 (&key)[SIDE], int first, int n) {
+    Selection& s = selection();
+#pragma unroll
+    for (int c = 0; c < SIDE; c += 4) {
+        uint4 four = *reinterpret_cast<const uint4*>(s.keys + (first + c < n ? first + c : 0));
+        key[c] = four.x, key[c + 1] = four.y, key[c + 2] = four.z, key[c + 3] = four.w;
+    }
+#pragma unroll
+    for (int c = 0; c < SIDE; ++c)
+        if (first + c >= n) key[c] = 0;
+}
+
+// The threshold of the k highest of the first n keys, or of up to `slack` more. At least k are not 0, none is above `high`; the k-th may be
 // at `low` at the lowest, or that is a guess.
-__device__ __noinline__ Threshold threshold(Selection& s, const u32* keys, int n, int k, int slack, u32 low, u32 high) {
+__device__ __noinline__ Threshold threshold(int n, int k, int slack, u32 low, u32 high) {
+    Selection& s = selection();
     int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, found = 0, turn = s.turn;
     u32 floor = 1;
     while (true) {
         u32 range = high - low;
         int shift = max(0, 21 - __clz(range | 1));
         u32* bins = s.bins[turn];
-#pragma unroll 4
-        for (int i = thread; i < n; i += THREADS) {
-            u32 above = keys[i] - low;
-            if (above <= range) atomicAdd(&bins[above >> shift], 1);
+        for (int first = thread * SIDE; first < n; first += THREADS * SIDE) {
+            u32 key[SIDE];
+            load_side(key, first, n);
+#pragma unroll
+            for (int c = 0; c < SIDE; ++c) {  // without a branch, which would keep the next waiting
+                u32 above = key[c] - low;
+                atomicAdd(above <= range ? &bins[above >> shift] : &s.beside, 1);
+            }
         }
         turn ^= 1;
-        for (int j = thread; j < BINS; j += THREADS) s.bins[turn][j] = 0;
+#pragma unroll
+        for (int j = 0; j < OWN_BINS; ++j) s.bins[turn][thread * OWN_BINS + j] = 0;
         __syncthreads();
         int own = 0;
 #pragma unroll
@@ -107,33 +141,36 @@ __device__ __noinline__ Threshold threshold(Selection& s, const u32* keys, int n
     }
 }
 
-// places[p] = the number of the p-th of the keys [n] that the threshold keeps, in their order. A barrier follows.
-__device__ __noinline__ void keep(Selection& s, const u32* keys, int n, Threshold t, int* places) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int stretch = (n + THREADS - 1) / THREADS * 32, begin = warp * stretch, end = min(n, begin + stretch);
-    // Above `low` and equal to it, counted in the halves of one number.
-    int counts = 0;
-#pragma unroll 4
-    for (int i = begin + lane; i < end; i += 32) {
-        u32 key = keys[i];
-        counts += (key > t.low) + ((key == t.low) << 16);
-    }
-    int higher = __reduce_add_sync(EVERYBODY, counts & 0xFFFF), equal = __reduce_add_sync(EVERYBODY, counts >> 16);
-    if (lane == 0) s.warp_sums[warp] = higher, s.equal_sums[warp] = equal;
-    __syncthreads();
-    bool before = lane < warp;
-    int ties_before = __reduce_add_sync(EVERYBODY, before ? s.equal_sums[lane] : 0);
-    int place = __reduce_add_sync(EVERYBODY, before ? s.warp_sums[lane] : 0) + min(ties_before, t.ties);
-    int left = t.ties - min(ties_before, t.ties);
-    u32 lower_lanes = (1u << lane) - 1;
-    if (higher == 0 && (equal == 0 || left == 0)) return;
-    for (int i = begin; i < end; i += 32) {
-        u32 key = i + lane < end ? keys[i + lane] : 0;
-        u32 ties = __ballot_sync(EVERYBODY, key == t.low);
-        bool kept = key > t.low || (key == t.low && __popc(ties & lower_lanes) < left);
-        u32 all = __ballot_sync(EVERYBODY, kept);
-        if (kept) places[place + __popc(all & lower_lanes)] = i + lane;
-        place += __popc(all);
-        left = max(0, left - __popc(ties));
+// The word p of the shared address `places` becomes the number of the p-th of the first n keys that the threshold keeps, in
+// their order. A barrier follows.
+__device__ __noinline__ void keep(int n, Threshold t, u32 places) {
+    Selection& s = selection();
+    int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, before = 0;  // kept, and equal to `low` in the upper half
+    for (int first = thread * SIDE; first - thread * SIDE < n; first += THREADS * SIDE) {
+        u32 higher = 0, equal = 0;
+        u32 key[SIDE];
+        load_side(key, first, n);
+#pragma unroll
+        for (int c = 0; c < SIDE; ++c) {
+            higher |= u32(key[c] > t.low) << c;
+            equal |= u32(key[c] == t.low) << c;
+        }
+        int own = __popc(higher) + (__popc(equal) << 16), up_to = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            int other = __shfl_up_sync(EVERYBODY, up_to, step);
+            if (lane >= step) up_to += other;
+        }
+        if (lane == 31) s.warp_sums[warp] = up_to;
+        __syncthreads();
+        int of_warp = lane < WARPS ? s.warp_sums[lane] : 0;
+        int mine = before + up_to - own + __reduce_add_sync(EVERYBODY, lane < warp ? of_warp : 0);
+        before += __reduce_add_sync(EVERYBODY, of_warp);
+        int ties = mine >> 16, place = (mine & 0xFFFF) + min(ties, t.ties);
+        for (u32 left = higher | equal; left != 0; left &= left - 1) {
+            u32 bit = left & -left;
+            if ((bit & higher) || ties++ < t.ties) store_word(places + 4 * place++, first + 31 - __clz(bit));
+        }
+        if (first - thread * SIDE + THREADS * SIDE < n) __syncthreads();  // the sums may be written again
     }
 }

@@ -50,14 +50,14 @@ def cluster_of(rows: int, device: torch.device) -> int:
 
 
 def selection_bytes() -> int:
-    """Shared memory of `Selection`, with what aligns it."""
-    return 4 * (2 * _BINS + 2 + 2 * THREADS // 32 + 3) + 16
+    """Shared memory of `Selection`, with what aligns it and what follows."""
+    return 4 * (CAPACITY + 2 * _BINS + 4 + THREADS // 32 + 3) + 1024
 
 
 @functools.cache
 def topk_variant() -> CudaVariant:
     """The kernel."""
-    shared_memory = 4 * (CAPACITY + 2 * MOST) + selection_bytes()
+    shared_memory = 4 * 2 * MOST + selection_bytes()
     return CudaVariant(
         name="topk/hopper",
         source="topk/hopper.cu",
