@@ -7,7 +7,17 @@ import torch
 
 from tests.ops.builders import NAN, randn, seeded
 from tests.ops.index_inputs import IndexInputs, index_inputs
-from tests.ops.index_kernels import DEVICE, SCORING, UNTOUCHED, check_logits, check_scores, moved, tolerance
+from tests.ops.index_kernels import (
+    DEVICE,
+    E4M3_ON_A_GPU,
+    ON_A_GPU,
+    SCORING,
+    UNTOUCHED,
+    check_logits,
+    check_scores,
+    moved,
+    tolerance,
+)
 from tests.ops.test_index_topk_kernels import check, check_slots, choose, separately
 from thalweg.layouts import index_fp8
 from thalweg.ops import index_topk, mqa_logits, mqa_logits_ragged
@@ -59,7 +69,7 @@ def part(inputs: IndexInputs, rows: Iterable[int]) -> IndexInputs:
     )
 
 
-@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("heads", [1, 8, 12, 32, 64])
 def test_scores_on_a_gpu(heads: int, rows: int, implementation: str) -> None:
@@ -78,7 +88,7 @@ def test_pages_of_any_size_on_a_gpu(page_keys: int, implementation: str) -> None
     agrees(moved(inputs), 128, implementation)
 
 
-@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_short_rows_choose_exactly_what_the_separate_operations_choose_on_a_gpu(rows: int, implementation: str) -> None:
     """Field case 5: 0 to 513 entries mixed with 25,000 and with 32,768."""
@@ -87,7 +97,7 @@ def test_short_rows_choose_exactly_what_the_separate_operations_choose_on_a_gpu(
         check(inputs, k, implementation)
 
 
-@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("length", [DENSE + 1, 96_000, 100_000, 194_856, 194_857, 262_144])
 def test_long_rows_choose_as_well_as_the_separate_operations_on_a_gpu(
@@ -100,48 +110,52 @@ def test_long_rows_choose_as_well_as_the_separate_operations_on_a_gpu(
     check_logits(inputs, implementation)
 
 
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_a_ceiling_that_nobody_uses_changes_no_bit_on_a_gpu(rows: int) -> None:
+def test_a_ceiling_that_nobody_uses_changes_no_bit_on_a_gpu(rows: int, implementation: str) -> None:
     """Field case 1: 28K tokens under tables as wide as 32,768, 262,144 and 1,048,576; no byte more is allocated."""
     results, bytes_allocated = [], []
     for tokens in (32_768, 262_144, 1_048_576):
         inputs = large([7168 - row for row in range(rows)], rows, width=tokens // 256)
-        choose(inputs, 512, "triton")
+        choose(inputs, 512, implementation)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        results.append(torch.stack(choose(inputs, 512, "triton")))
+        results.append(torch.stack(choose(inputs, 512, implementation)))
         bytes_allocated.append(torch.cuda.max_memory_allocated() - before)
-        logits = mqa_logits(**inputs.arguments(), implementation="triton")
+        logits = mqa_logits(**inputs.arguments(), implementation=implementation)
         results.append(logits[:, : 7168 - rows + 1].view(torch.int32))
     assert torch.equal(results[0], results[2]) and torch.equal(results[0], results[4])
     assert torch.equal(results[1], results[3]) and torch.equal(results[1], results[5])
     assert len(set(bytes_allocated)) == 1
 
 
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("batch", [8, 32, 33, 64, 250, 256])
-def test_all_lengths_zero_give_minus_one_everywhere_on_a_gpu(batch: int, rows: int) -> None:
+def test_all_lengths_zero_give_minus_one_everywhere_on_a_gpu(batch: int, rows: int, implementation: str) -> None:
     """Field case 2."""
     inputs = large([0] * batch * rows, rows)
     inputs.page_table.fill_(2**31 - 1)
-    for result in choose(inputs, 512, "triton"):
+    for result in choose(inputs, 512, implementation):
         assert (result == -1).all()
 
 
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
 @pytest.mark.parametrize("pages", [65_535, 65_536, 65_537])
-def test_pools_around_two_to_the_sixteenth_page_on_a_gpu(pages: int) -> None:
+def test_pools_around_two_to_the_sixteenth_page_on_a_gpu(pages: int, implementation: str) -> None:
     """Field case 4: the last page of the pool holds the best key."""
     inputs = large([5000, 64], pool=pages)
     inputs.page_table[0, 3] = pages - 1
-    check_logits(inputs, "triton")
-    check(inputs, 512, "triton")
+    check_logits(inputs, implementation)
+    check(inputs, 512, implementation)
     inputs.page_table[0, 3] = pages
-    assert (check_logits(inputs, "triton")[0, 192:256] == -torch.inf).all()
+    assert (check_logits(inputs, implementation)[0, 192:256] == -torch.inf).all()
 
 
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 @pytest.mark.parametrize("rows", [1, 4])
-def test_pages_past_two_gibibytes_give_the_bits_of_the_packed_cache_on_a_gpu(rows: int) -> None:
+def test_pages_past_two_gibibytes_give_the_bits_of_the_packed_cache_on_a_gpu(rows: int, implementation: str) -> None:
     """Field case 8: ids 1, 2142, 2143, 2200 at a page stride of 1,002,240 B, NaN between them."""
     packed, ids, stride = large([250] * rows, rows), [1, 2142, 2143, 2200], 1_002_240
     storage = torch.full((2201 * stride,), 0xFF, dtype=torch.uint8, device=DEVICE)
@@ -149,12 +163,11 @@ def test_pages_past_two_gibibytes_give_the_bits_of_the_packed_cache_on_a_gpu(row
     far[ids] = packed.cache[packed.page_table[0].long()]
     strided = IndexInputs(*{**vars(packed), "cache": far}.values())
     strided.page_table = torch.tensor([ids], dtype=torch.int32, device=DEVICE)
-    for implementation in SCORING:
-        assert torch.equal(check_logits(strided, implementation), check_logits(packed, implementation))
-        assert torch.equal(check(strided, 100, implementation), check(packed, 100, implementation))
+    assert torch.equal(check_logits(strided, implementation), check_logits(packed, implementation))
+    assert torch.equal(check(strided, 100, implementation), check(packed, 100, implementation))
 
 
-@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 def test_a_row_alone_has_the_bits_of_the_row_in_a_batch_of_64_on_a_gpu(implementation: str) -> None:
     inputs = large([(1237 * row) % 40_000 + 1 for row in range(64)])
     logits = check_logits(inputs, implementation)
@@ -167,7 +180,7 @@ def test_a_row_alone_has_the_bits_of_the_row_in_a_batch_of_64_on_a_gpu(implement
             assert torch.equal(one[0], all_of_them[row])
 
 
-@pytest.mark.parametrize("implementation", SCORING)
+@pytest.mark.parametrize("implementation", ON_A_GPU)
 @pytest.mark.parametrize("rows", [2, 3, 4, 5])
 def test_a_row_alone_has_the_bits_of_the_row_among_others_of_its_request_on_a_gpu(
     rows: int, implementation: str
@@ -186,29 +199,35 @@ def test_a_row_alone_has_the_bits_of_the_row_among_others_of_its_request_on_a_gp
         assert torch.equal(choose(alone, 512, implementation)[0][0], chosen[row])
 
 
-def test_equal_scores_take_the_lower_index_on_a_gpu() -> None:
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
+def test_equal_scores_take_the_lower_index_on_a_gpu(implementation: str) -> None:
     """Field case 3, also in rows past the scratch."""
     inputs = large([8320, 100_000, 3000])
     inputs.weights.zero_()
-    assert choose(inputs, 2048, "triton")[0].tolist() == [list(range(2048))] * 3
+    assert choose(inputs, 2048, implementation)[0].tolist() == [list(range(2048))] * 3
 
 
-def test_a_score_of_nan_costs_no_place_and_ends_no_search_on_a_gpu() -> None:
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
+def test_a_score_of_nan_costs_no_place_and_ends_no_search_on_a_gpu(implementation: str) -> None:
     inputs = large([8320, 100_000, 3000], heads=16)
     _, scales = index_fp8.blocks(inputs.cache)
     scales.view(torch.float32)[inputs.page_table[:, 2].long(), 5:9] = NAN
-    for row in choose(inputs, 512, "triton")[0].tolist():
+    for row in choose(inputs, 512, implementation)[0].tolist():
         assert {133, 134, 135, 136} <= set(row) and len(set(row)) == 512
 
 
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
 @pytest.mark.parametrize("rows", [ROWS_AT_ONCE - 1, ROWS_AT_ONCE + 1, 600])
-def test_any_number_of_rows_on_a_gpu(rows: int) -> None:
+def test_any_number_of_rows_on_a_gpu(rows: int, implementation: str) -> None:
     inputs = large([(97 * row) % 3000 for row in range(rows)], heads=16)
-    check(inputs, 128, "triton")
+    check(inputs, 128, implementation)
 
 
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
 @pytest.mark.parametrize(("rows", "batch"), [(1, 8), (2, 4), (4, 2)])
-def test_a_captured_graph_takes_fewer_rows_and_other_lengths_on_a_gpu(rows: int, batch: int) -> None:
+def test_a_captured_graph_takes_fewer_rows_and_other_lengths_on_a_gpu(
+    rows: int, batch: int, implementation: str
+) -> None:
     """Field case 9: capture 8 rows, replay 6 with padding, then 1 to 100K; eager calls between leave its scratch alone."""
     inputs = large([25_000] * 8, rows, width=100_000 // 64 + 2)
     pages = -(-100_000 // 64)
@@ -219,8 +238,8 @@ def test_a_captured_graph_takes_fewer_rows_and_other_lengths_on_a_gpu(rows: int,
     out = torch.empty(8, 64 * inputs.page_table.shape[1], device=DEVICE)
 
     def step() -> tuple[torch.Tensor, ...]:
-        mqa_logits(**inputs.arguments(), out=out, clean=True, implementation="triton")
-        return index_topk(**inputs.arguments(), k=512, deterministic=True, implementation="triton")
+        mqa_logits(**inputs.arguments(), out=out, clean=True, implementation=implementation)
+        return index_topk(**inputs.arguments(), k=512, deterministic=True, implementation=implementation)
 
     step()  # compiled before the capture
     torch.cuda.synchronize()
@@ -235,14 +254,24 @@ def test_a_captured_graph_takes_fewer_rows_and_other_lengths_on_a_gpu(rows: int,
             each.fill_(-9)
         graph.replay()
         replayed = [tensor.clone() for tensor in (out, indices, slots)]
-        check(large([9000] * 40, heads=16), 64, "triton")
+        check(large([9000] * 40, heads=16), 64, implementation)
         eager = step()
         for got, want in zip(replayed, (out, *eager), strict=True):
             assert torch.equal(got, want)
         assert (replayed[1][6:] == -1).all() and (replayed[0][6:] == -torch.inf).all()
 
 
-def test_every_choice_of_kernels_runs_on_a_gpu() -> None:
+@pytest.mark.parametrize("implementation", E4M3_ON_A_GPU)
+@pytest.mark.parametrize("rows", [256, 384, 512])
+def test_verify_rows_of_any_number_on_a_gpu(rows: int, implementation: str) -> None:
+    """Field case 9: 64 rows a request, a row longer than the one before."""
+    inputs = large([3000 + row % 64 for row in range(rows)], 64, heads=16)
+    check_logits(inputs, implementation)
+    check(inputs, 128, implementation)
+
+
+@pytest.mark.parametrize("implementation", ON_A_GPU)
+def test_every_choice_of_kernels_runs_on_a_gpu(implementation: str) -> None:
     """Field case 15: every configuration of heads, rows and products launches, within the card's shared memory."""
     for heads in (16, 32, 64):
         for rows in (1, 2, 4):
@@ -250,8 +279,7 @@ def test_every_choice_of_kernels_runs_on_a_gpu() -> None:
                 inputs = large([300] * 4 * rows, rows, heads)
                 if rows == 1 and mapped:
                     inputs.row_to_request = torch.arange(4, dtype=torch.int32, device=DEVICE)
-                for implementation in SCORING:
-                    agrees(inputs, 64, implementation)
+                agrees(inputs, 64, implementation)
 
 
 def test_ragged_prefill_on_a_gpu() -> None:
