@@ -139,7 +139,7 @@ __device__ __noinline__ void score_again(const u8* keys, const float* scales, co
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     select_kernel(const u8* keys, const float* scales, const u8* q, const float* weights, const int* lengths, const int* pages,
-                  const int* row_to_request, u32* dense, const u32* maxima, int* out_indices, int* out_slots, int requests,
+                  const int* row_to_request, u32* scores, int* out_indices, int* out_slots, int requests,
                   int heads, int span, int pool, int page_keys, int page_slots, int k, i64 q_row, i64 q_head, i64 page_stride,
                   i64 scale_stride, i64 table_stride) {
     Shared& s = shared();
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bool near = length <= DENSE;
     if (rank > 0 && near) return;
     const int* table = pages + (known ? request : 0) * table_stride;
-    dense += i64(row) * DENSE;
+    u32 *dense = scores + i64(row) * (DENSE + DENSE / GROUP), *maxima = dense + DENSE;
     if (near)
         for (int page = thread; page * page_keys < length; page += THREADS) copy_word(&s.pages[page], table + page);
     __syncthreads();
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bool grouped = length > ALONE && count > k;
     if (length > k) {
         int n = grouped ? count : length;
-        bring(near && grouped ? maxima + i64(row) * (DENSE / GROUP) : dense, n);
+        bring(near && grouped ? maxima : dense, n);
         __syncthreads();
         u32 bar = guess_below(k);
         for (bool groups = grouped;; groups = false) {

@@ -13,10 +13,9 @@ from thalweg.ops.mqa_logits import hopper as scoring
 from thalweg.ops.mqa_logits.live import check_live
 from thalweg.ops.topk import hopper as selecting
 
-GROUP = 8  # entries whose highest score the first level sees
-LONGEST = GROUP * scoring.DENSE  # entries of a row
+LONGEST = scoring.GROUP * scoring.DENSE  # entries of a row
 _SIGNATURE = (
-    dict.fromkeys(("keys", "scales", "q", "weights", "lengths", "pages", "row_to_request", "dense", "maxima"), "p")
+    dict.fromkeys(("keys", "scales", "q", "weights", "lengths", "pages", "row_to_request", "scores"), "p")
     | dict.fromkeys(("out_indices", "out_slots"), "p")
     | dict.fromkeys(("requests", "heads", "span", "pool", "page_keys", "page_slots", "k"), "i")
     | dict.fromkeys(("q_row", "q_head", "page_stride", "scale_stride", "table_stride"), "l")
@@ -57,14 +56,13 @@ def index_topk(
     slots = torch.empty_like(indices)
     for part in scoring.parts(rows):
         count = part.stop - part.start
-        dense = torch.empty(count, scoring.DENSE, dtype=torch.int32, device=device)
-        maxima = torch.empty(count, scoring.DENSE // GROUP, dtype=torch.int32, device=device)
-        scoring.launch(q, cache, weights, lengths, page_table, owners, part, run_rows, dense, maxima)
+        scores = torch.empty(count, scoring.ROW_WORDS, dtype=torch.int32, device=device)
+        scoring.launch(q, cache, weights, lengths, page_table, owners, part, run_rows, scores, True)
         # Only rows longer than DENSE are for more than one block.
         cluster = selecting.cluster_of(count, device) if span > scoring.DENSE else 1
         select_variant(scoring.heads_of(q)).launch(
             count * cluster, keys, scales, q[part], weights[part], lengths[part], page_table,
-            None if owners is None else owners[part], dense, maxima, indices[part], slots[part],
+            None if owners is None else owners[part], scores, indices[part], slots[part],
             requests, heads, span, pool, page, page_slots, k,
             q.stride(0), q.stride(1), keys.stride(0), scales.stride(0), page_table.stride(0), cluster=cluster,
         )  # fmt: skip
@@ -75,7 +73,7 @@ def index_topk(
 def select_variant(heads: int) -> CudaVariant:
     """The kernel that selects, and scores the best groups of long rows again."""
     tiles, queries = selecting.THREADS // 128 * scoring.TILE * WIDTH, heads * (WIDTH + 4)
-    numbers = selecting.CAPACITY // GROUP + selecting.MOST + scoring.DENSE // scoring.TILE
+    numbers = selecting.CAPACITY // scoring.GROUP + selecting.MOST + scoring.DENSE // scoring.TILE
     shared_memory = tiles + queries + 4 * numbers + selecting.selection_bytes()
     shared_memory += -shared_memory % 1024
     return CudaVariant(

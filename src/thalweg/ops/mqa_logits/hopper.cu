@@ -4,7 +4,7 @@
 // keys (8 KiB, by the copy engine, STAGES in flight) and their scales to shared memory, and TEAMS teams of four warps that take
 // turns in multiplying them with the queries of up to RUN rows of the request, which stay in shared memory for a run; sums over
 // heads are made in registers. Written: logits, or (KEYS) what index_topk selects from: keys of the scores, and their maxima over
-// groups of 8.
+// groups of 8 behind the row's keys, or in the place of a long row's.
 #include "mqa_logits/hopper.cuh"
 
 constexpr int PASSES = RUN / PASS;  // products of a tile, each with PASS rows
@@ -133,11 +133,40 @@ __device__ __forceinline__ void copy_tiles(Shared& s, Stretch stretch, const Ten
     }
 }
 
+// Where a thread's scores of a row go, in words from the start of what is written, which 32 bits count.
+struct Target {
+    u32 to, to_maxima;  // of its key of the row's first tile, and of that key's group
+    int left;           // entries of the row at that key and behind it
+    bool keys;          // keys are kept: the row is not long
+};
+
+constexpr int SCORES = RUN / (PASS > 1 ? 2 : 1);  // of a thread, of each tile
+
+__device__ __forceinline__ Target target_of(int row, int length, u32 row_words, int own) {
+    u32 to = row * row_words;
+    bool keys = !KEYS || length <= DENSE;
+    return {to + own, to + (keys ? DENSE : 0) + own / GROUP, length - own, keys};
+}
+
+// Writes the score of the thread's key in the tile that begins at `entry`.
+__device__ __forceinline__ void write(u32* out, Target target, int entry, float score) {
+    bool live = entry < target.left;
+    if constexpr (!KEYS) {
+        if (live) out[target.to + entry] = __float_as_uint(score);
+    } else {
+        u32 key = live ? to_key(score) : 0, highest = key;
+        if (live && target.keys) out[target.to + entry] = key;
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) highest = max(highest, __shfl_xor_sync(0xFFFFFFFFu, highest, step));
+        if (live && threadIdx.x % 32 < 4) out[target.to_maxima + entry / GROUP] = highest;  // one of the group's eight threads
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
     score_kernel(const __grid_constant__ TensorMap keys, const float* scales, const u8* q, const float* weights,
-                 const int* lengths, const int* pages, const int* row_to_request, void* out, u32* maxima, int rows,
+                 const int* lengths, const int* pages, const int* row_to_request, u32* out, int rows,
                  int requests, int heads, int span, int pool, int page_keys, i64 q_row, i64 q_head, i64 scale_stride,
-                 i64 table_stride, i64 out_stride) {
+                 i64 table_stride, int row_words) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     int thread = threadIdx.x;
@@ -153,8 +182,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
         return;
     }
     if constexpr (GIVES) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(GIVES ? SCORER_REGISTERS : 32));
-    int team = thread / MATH, mate = thread % MATH, begun = 0;  // tiles of the parts before
-    float own[PASSES_HELD][COLUMNS / 4];
+    int team = thread / MATH, mate = thread % MATH, own = own_key(mate), stage = team, parity = 0;
+    int next = 0;  // of the block's tiles, counted over all parts: the first of the part
+    int second = PASS > 1 ? (mate & 2) / 2 : 0;  // of two rows the one whose score `across` gives this thread
+    bool one_of_two = PASS > 1 || (mate & 2) == 0;
+    float held[PASSES_HELD][COLUMNS / 4];
     while (stretch.tile < stretch.end) {
         Part part = part_of(s, stretch, rows);
         named_barrier(1, SCORERS);  // everybody has read the queries before
@@ -162,19 +194,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
         fence_for_async();
         named_barrier(1, SCORERS);
 #pragma unroll
-        for (int pass = 0; pass < PASSES_HELD; ++pass) own_weights<COLUMNS>(own[pass], s.weight + pass * COLUMNS, mate);
+        for (int pass = 0; pass < PASSES_HELD; ++pass) own_weights<COLUMNS>(held[pass], s.weight + pass * COLUMNS, mate);
+        Target targets[SCORES];
+#pragma unroll
+        for (int i = 0; i < SCORES; ++i) {
+            int mine = i * (PASS > 1 ? 2 : 1) + second;
+            int length = mine < part.size && one_of_two ? s.length[part.row + mine] : 0;
+            targets[i] = target_of(part.row + mine, length, row_words, own);
+        }
+        int first = part.first + (team + TEAMS - next % TEAMS) % TEAMS;
 #pragma unroll 1
-        for (int t = part.first + (team + TEAMS - begun % TEAMS) % TEAMS; t < part.last; t += TEAMS) {
-            int number = begun + t - part.first, stage = number % STAGES;
-            barrier_wait(&s.full[stage], number / STAGES % 2);
-            float scale = s.scales[stage][own_key(mate)];
+        for (int t = first; t < part.last; t += TEAMS) {
+            barrier_wait(&s.full[stage], parity);
+            float scale = s.scales[stage][own];
             bool there = s.there[stage];
-            int entry = t * TILE + own_key(mate);
 #pragma unroll
             for (int pass = 0; pass < PASSES; ++pass) {
                 float sums[COLUMNS / 2];
                 multiply<COLUMNS>(sums, s.tiles[stage], s.queries + pass * COLUMNS * WIDTH);
-                float(&weight)[COLUMNS / 4] = own[HOLD ? pass : 0];
+                float(&weight)[COLUMNS / 4] = held[HOLD ? pass : 0];
                 if constexpr (!HOLD) own_weights<COLUMNS>(weight, s.weight + pass * COLUMNS, mate);
                 if (pass == PASSES - 1) {
                     __syncwarp();
@@ -192,28 +230,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
                     } else {
                         score = across(upper, lower, mate);
                     }
-                    score = there ? score * scale : minus_infinity();
-                    int mine = pass * PASS + j + (PASS > 1 ? (mate & 2) / 2 : 0);
-                    bool one_of_two = PASS > 1 || (mate & 2) == 0;
-                    int length = mine < part.size && one_of_two ? s.length[part.row + mine] : 0;
-                    i64 at = part.row + mine;
-                    if constexpr (KEYS) {
-                        u32 key = entry < length ? to_key(score) : 0, group_key = key;
-                        if (entry < length && length <= DENSE) static_cast<u32*>(out)[at * DENSE + entry] = key;
-#pragma unroll
-                        for (int step = 4; step < 32; step *= 2)
-                            group_key = max(group_key, __shfl_xor_sync(0xFFFFFFFFu, group_key, step));
-                        if (mate % 32 < 4 && entry < length) {
-                            u32* to = length <= DENSE ? maxima + at * (DENSE / GROUP) : static_cast<u32*>(out) + at * DENSE;
-                            to[entry / GROUP] = group_key;
-                        }
-                    } else if (entry < length) {
-                        static_cast<float*>(out)[at * out_stride + entry] = score;
-                    }
+                    write(out, targets[(pass * PASS + j) / (PASS > 1 ? 2 : 1)], t * TILE, there ? score * scale : minus_infinity());
                 }
             }
+            stage += TEAMS;
+            if (stage >= STAGES) stage -= STAGES, parity ^= 1;
         }
-        begun += part.last - part.first;
+        next += part.last - part.first;
         stretch.tile = part.end;
         stretch.row = part.row;
     }

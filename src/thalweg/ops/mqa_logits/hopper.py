@@ -16,6 +16,8 @@ from thalweg.ops.mqa_logits.triton import FILL, fill_variant
 TILE = 64  # keys
 MOST_ROWS = 256  # of a launch; more take several
 DENSE = 32_768  # entries whose keys index_topk has in scratch
+GROUP = 8  # of whose keys it has the highest
+ROW_WORDS = DENSE + DENSE // GROUP
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ _RUNS = {
 }
 _SIGNATURE = (
     {"keys": "m"}
-    | dict.fromkeys(("scales", "q", "weights", "lengths", "pages", "row_to_request", "out", "maxima"), "p")
+    | dict.fromkeys(("scales", "q", "weights", "lengths", "pages", "row_to_request", "out"), "p")
     | dict.fromkeys(("rows", "requests", "heads", "span", "pool", "page_keys"), "i")
-    | dict.fromkeys(("q_row", "q_head", "scale_stride", "table_stride", "out_stride"), "l")
+    | dict.fromkeys(("q_row", "q_head", "scale_stride", "table_stride"), "l")
+    | {"row_words": "i"}
 )
 
 
 def rejects(q, cache, weights, lengths, page_table, row_to_request, out, clean) -> str | None:
     """Why these arguments are not for the kernels, or None."""
+    if MOST_ROWS * out.stride(0) >= 2**31:
+        return f"rows of logits {out.stride(0)} apart, they count to 2^31 over {MOST_ROWS} rows"
     return rejects_scoring(q, cache, page_table) or choices.rejects_out(out)
 
 
@@ -79,7 +84,7 @@ def mqa_logits(
     lengths, owners = as_int32(lengths), owners_of(row_to_request, rows, q.device)
     run_rows = run_rows_for(rows, requests)
     for part in parts(rows):
-        launch(q, cache, weights, lengths, page_table, owners, part, run_rows, out[part], None, out.stride(0))
+        launch(q, cache, weights, lengths, page_table, owners, part, run_rows, out[part], False)
     if clean and rows:
         fill_variant().launch((rows, -(-out.shape[1] // FILL)), out, lengths, out.shape[1], out.stride(0))
 
@@ -94,13 +99,12 @@ def launch(
     part: slice,
     run_rows: int,
     out: torch.Tensor,
-    maxima: torch.Tensor | None,
-    out_stride: int = 0,
+    keys_wanted: bool,
 ) -> None:
-    """Scores the rows of `part`: logits, or with `maxima` what index_topk selects from."""
+    """Scores the rows of `part` into `out`: logits, or what index_topk selects from, ROW_WORDS words of 32 bits a row."""
     pool, page = cache.shape[:2]
     keys, scales = choices.codes_and_scales(cache, "fp8")
-    variant = score_variant(run_rows, heads_of(q), maxima is not None)
+    variant = score_variant(run_rows, heads_of(q), keys_wanted)
     keys_map = cuda.tensor_map(
         keys.data_ptr(),
         (index_fp8.WIDTH, page, pool),
@@ -110,9 +114,9 @@ def launch(
     blocks = _RUNS[run_rows].blocks * hardware.multiprocessors(q.device)
     variant.launch(
         blocks, keys_map, scales, q[part], weights[part].contiguous(), lengths[part], page_table,
-        None if owners is None else owners[part], out, maxima,
+        None if owners is None else owners[part], out,
         part.stop - part.start, page_table.shape[0], q.shape[1], page_table.shape[1] * page, pool, page,
-        q.stride(0), q.stride(1), scales.stride(0), page_table.stride(0), out_stride,
+        q.stride(0), q.stride(1), scales.stride(0), page_table.stride(0), out.stride(0),
     )  # fmt: skip
 
 
