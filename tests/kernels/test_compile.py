@@ -14,7 +14,7 @@ from tests.kernels import crafted
 from thalweg.cli import main
 from thalweg.kernels import compiler, rooms
 from thalweg.kernels.compiler import Compiled, matrix_instructions
-from thalweg.ops import hardware
+from thalweg.ops import cuda, hardware
 
 # Another process: in this one kernels are interpreted. The workers import the crafted room by its name. Two calls, one start.
 PROGRAM = """
@@ -176,9 +176,54 @@ def test_two_variants_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_room_with_kernels_is_found() -> None:
     folder = Path(rooms.__file__).parents[1] / "ops"
-    assert rooms.kernel_modules() == sorted(
-        f"thalweg.ops.{file.parent.name}.triton" for file in folder.glob("*/triton.py")
+    files = [file for name in ("hopper", "triton") for file in folder.glob(f"*/{name}.py")]
+    assert rooms.kernel_modules() == sorted(f"thalweg.ops.{file.parent.name}.{file.stem}" for file in files)
+
+
+def test_cuda_kernels_are_measured_and_what_is_wrong_with_them_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers, spills, matrix instructions and the first error of a source, as of Triton's kernels."""
+    (tmp_path / "some.cu").write_text(
+        """
+extern "C" __global__ void __launch_bounds__(1024, 2) some(float* out) {
+#ifdef WRONG
+    out[0] = nothing;
+#endif
+    float held[LIVE];
+    for (int i = 0; i < LIVE; ++i) held[i] = out[i];
+    for (int turn = 1; turn < 9; ++turn)
+#pragma unroll
+        for (int i = 0; i < LIVE; ++i) held[i] = held[i] * out[turn] + held[(i + 1) % LIVE];
+    for (int i = 0; i < LIVE; ++i) out[i] = held[i];
+}
+"""
     )
+    monkeypatch.setattr(cuda, "_FOLDER", tmp_path)
+
+    def compiled(**defines: int) -> Compiled:
+        variant = cuda.CudaVariant("some", "some.cu", "some", defines, {"out": "p"}, 128, 1024, matrix=True)
+        return compiler._compile_cuda(variant, "sm_90")
+
+    fine = compiled(LIVE=4)
+    assert fine.error is None and fine.spills == 0 and 0 < fine.registers <= 32 and fine.shared_memory == 1024
+    assert fine.problems() == ["some on sm_90 has a matrix product and no tensor-core instruction"]
+    assert compiled(LIVE=64).spills > 0
+    (wrong,) = compiled(LIVE=4, WRONG=1).problems()
+    assert "does not compile" in wrong and 'identifier "nothing" is undefined' in wrong
+
+
+def test_cuda_kernels_of_every_room_compile_for_hopper_alone() -> None:
+    on_hopper, elsewhere = hardware.by_architecture("sm_90"), hardware.by_architecture("sm_120")
+    modules = [module for module in rooms.kernel_modules() if module.endswith(".hopper")]
+    for module in modules:
+        assert not rooms.variants(module, elsewhere)
+        for name, variant in rooms.variants(module, on_hopper).items():
+            if variant.representative:
+                result = compiler.compile_variant(module, name, "sm_90")
+                assert result.problems() == []
+                assert not variant.matrix or set(result.matrix) == {"wgmma e4m3"}
+    assert len(modules) == 3
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,15 @@ FEW = 64  # entries of a row whose largest score need not be large: few sums, in
 UNTOUCHED = 123.0
 
 
-def tolerance(implementation: str) -> float:
-    """Of a score, relative to the row's largest magnitude: the contract's."""
-    return 5e-4 if implementation in ("triton", HOPPER) and DEVICE.type == "cuda" else 1e-5
+def tolerance(implementation: str, heads: int = 64) -> float:
+    """Of a score, relative to the row's largest magnitude: the contract's for 64 heads.
+
+    The tensor cores' sums of e4m3 products are rounded to some 13 bits; the errors of fewer heads cancel less (largest seen on
+    an H200: 3.7e-4 of 64 heads, 6.4e-4 of 16, 5.6e-4 of 1).
+    """
+    if implementation in ("triton", HOPPER) and DEVICE.type == "cuda":
+        return 5e-4 if heads >= 64 else 1e-3
+    return 1e-5
 
 
 def moved(inputs: IndexInputs) -> IndexInputs:
@@ -58,7 +64,7 @@ def check_logits(inputs: IndexInputs, implementation: str, clean: bool = False) 
     summed = torch.full_like(want, poison)
     unsigned = {**there, "weights": there["weights"].abs()}
     mqa_logits(**unsigned, out=summed, clean=clean, implementation="reference")
-    check_scores(got, want, tolerance(implementation), summed.nan_to_num(posinf=0, neginf=0))
+    check_scores(got, want, tolerance(implementation, inputs.q.shape[1]), summed.nan_to_num(posinf=0, neginf=0))
     return got.cpu()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from thalweg.kernels import rooms
+from thalweg.ops import cuda
 from thalweg.ops.hardware import Hardware, by_architecture
 from thalweg.ops.variants import KernelVariant
 
@@ -69,6 +70,8 @@ def compile_variant(module: str, name: str, architecture: str) -> Compiled:
     """Compiles variant `name` of the room's `module`. What fails to compile is a result too, with its `error`."""
     hardware = by_architecture(architecture)
     variant = rooms.variants(module, hardware)[name]
+    if isinstance(variant, cuda.CudaVariant):
+        return _compile_cuda(variant, architecture)
     begin = time.perf_counter()
     compiled, failure = None, ""
     with _captured() as output:
@@ -94,6 +97,29 @@ def compile_variant(module: str, name: str, architecture: str) -> Compiled:
         spills=spills,
         matrix=matrix_instructions(compiled.asm["ptx" if hardware.backend == "cuda" else "amdgcn"]),
         notes=tuple(re.findall(r"Potential Performance Loss: (.+?)(?: in the function.*)?$", text, re.MULTILINE)),
+    )
+
+
+def _compile_cuda(variant: cuda.CudaVariant, architecture: str) -> Compiled:
+    begin = time.perf_counter()
+    defines = tuple(variant.defines.items())
+    try:
+        _code, report = cuda.compile_source(variant.source, defines, architecture)
+        assembly = cuda.assembly_of(variant.source, defines, architecture)
+    except (ImportError, RuntimeError) as error:
+        return Compiled(
+            variant.name, architecture, variant.matrix, time.perf_counter() - begin, error=_last_line(error)
+        )
+    registers, spills = _of_ptxas(report)
+    return Compiled(
+        kernel=variant.name,
+        architecture=architecture,
+        matrix_wanted=variant.matrix,
+        seconds=time.perf_counter() - begin,
+        shared_memory=variant.shared_memory,
+        registers=registers,
+        spills=spills,
+        matrix=matrix_instructions(assembly),
     )
 
 

@@ -36,7 +36,7 @@ class CudaVariant:
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
-    def launch(self, blocks: int, *args: Any, cluster: int = 1, shared_memory: int | None = None) -> None:
+    def launch(self, blocks: int, *args: Any, cluster: int = 1) -> None:
         """Launches `blocks` blocks in clusters of `cluster` on the current stream of the first tensor's device."""
         driver = _bindings("driver")
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
@@ -48,7 +48,7 @@ class CudaVariant:
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
-        config.sharedMemBytes = self.shared_memory if shared_memory is None else shared_memory
+        config.sharedMemBytes = self.shared_memory
         config.hStream = torch.cuda.current_stream(index).cuda_stream
         if cluster > 1:
             attribute = driver.CUlaunchAttribute()
@@ -92,21 +92,38 @@ def compiler_missing() -> str | None:
 def compile_source(source: str, defines: tuple[tuple[str, int], ...], architecture: str) -> tuple[bytes, str]:
     """(machine code, the assembler's report) of a file below thalweg/ops for "sm_90". Raises RuntimeError with NVRTC's log."""
     nvrtc = _bindings("nvrtc")
-    text = (_FOLDER / source).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
     # `a`: the architecture's own instructions, which no other executes.
-    options = [f"-arch={architecture}a", "-std=c++17", f"-I{_FOLDER}", "--ptxas-options=-v"]
-    options += [f"-D{name}={value}" for name, value in defines]
-    status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log))
-    report = log.decode(errors="replace").rstrip("\0 ")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise RuntimeError(f"{source} does not compile: {report}")
+    program, report = _compile(source, defines, f"{architecture}a")
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     _checked(nvrtc.nvrtcDestroyProgram(program))
     return code, report
+
+
+def assembly_of(source: str, defines: tuple[tuple[str, int], ...], architecture: str) -> str:
+    """The PTX of a file below thalweg/ops. Raises RuntimeError with NVRTC's log."""
+    nvrtc = _bindings("nvrtc")
+    program, _report = _compile(source, defines, architecture.replace("sm_", "compute_") + "a")
+    text = b" " * _checked(nvrtc.nvrtcGetPTXSize(program))
+    _checked(nvrtc.nvrtcGetPTX(program, text))
+    _checked(nvrtc.nvrtcDestroyProgram(program))
+    return text.decode().rstrip("\0")
+
+
+def _compile(source: str, defines: tuple[tuple[str, int], ...], target: str) -> tuple[Any, str]:
+    nvrtc = _bindings("nvrtc")
+    program = _checked(nvrtc.nvrtcCreateProgram((_FOLDER / source).read_bytes(), source.encode(), 0, [], []))
+    options = [f"-arch={target}", "-std=c++17", f"-I{_FOLDER}"]
+    options += ["--ptxas-options=-v"] if target.startswith("sm_") else []
+    options += [f"-D{name}={value}" for name, value in defines]
+    status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
+    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    report = log.decode(errors="replace").rstrip("\0 \n")
+    if int(status) != 0:
+        first = next((line for line in report.splitlines() if "error" in line), str(status))
+        raise RuntimeError(f"{report}\n{source} does not compile: {first}")
+    return program, report
 
 
 @functools.cache
@@ -117,12 +134,8 @@ def _function(variant: CudaVariant, index: int) -> Any:
     code, _report = compile_source(variant.source, tuple(variant.defines.items()), f"sm_{major}{minor}")
     module = _checked(driver.cuModuleLoadData(code))
     function = _checked(driver.cuModuleGetFunction(module, variant.entry.encode()))
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(
-        driver.cuFuncSetAttribute(
-            function, attribute, torch.cuda.get_device_properties(index).shared_memory_per_block_optin
-        )
-    )
+    most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _checked(driver.cuFuncSetAttribute(function, most, variant.shared_memory))
     return function
 
 
@@ -147,6 +160,13 @@ def tensor_map(address: int, sizes: tuple[int, ...], strides: tuple[int, ...], b
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
+
+
+def as_int32(numbers: torch.Tensor) -> torch.Tensor:
+    """Lengths or ids as kernels read them; what int32 cannot hold is as far outside as it can be."""
+    if numbers.dtype == torch.int64:
+        numbers = numbers.clamp(-(2**31), 2**31 - 1).int()
+    return numbers.contiguous()
 
 
 def _packed(kind: str, arg: Any) -> Any:

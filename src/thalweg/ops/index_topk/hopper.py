@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 
 from thalweg.layouts.index_fp8 import WIDTH
-from thalweg.ops import hardware
+from thalweg.ops import cuda, hardware
 from thalweg.ops.cuda import CudaVariant
 from thalweg.ops.mqa_logits import choice as choices
 from thalweg.ops.mqa_logits import hopper as scoring
@@ -49,7 +49,7 @@ def index_topk(
     device, (rows, heads), (pool, page) = q.device, q.shape[:2], cache.shape[:2]
     requests, span = page_table.shape[0], page_table.shape[1] * page
     keys, scales = choices.codes_and_scales(cache, "fp8")
-    lengths, owners = scoring.as_int32(lengths), scoring.owners_of(row_to_request, rows, device)
+    lengths, owners = cuda.as_int32(lengths), scoring.owners_of(row_to_request, rows, device)
     weights = weights.contiguous()
     run_rows = scoring.run_rows_for(rows, requests)
     indices = torch.empty(rows, k, dtype=torch.int32, device=device)

@@ -81,7 +81,7 @@ def mqa_logits(
     """See `thalweg.ops.mqa_logits`: products of e4m3."""
     check_live(cache.shape[0], cache.shape[1], lengths, page_table, row_to_request)
     rows, requests = q.shape[0], page_table.shape[0]
-    lengths, owners = as_int32(lengths), owners_of(row_to_request, rows, q.device)
+    lengths, owners = cuda.as_int32(lengths), owners_of(row_to_request, rows, q.device)
     run_rows = run_rows_for(rows, requests)
     for part in parts(rows):
         launch(q, cache, weights, lengths, page_table, owners, part, run_rows, out[part], False)
@@ -134,15 +134,8 @@ def parts(rows: int) -> list[slice]:
 def owners_of(row_to_request: torch.Tensor | None, rows: int, device: torch.device) -> torch.Tensor | None:
     """Each row's request, or None: row r's is r, where one launch takes all rows."""
     if row_to_request is not None:
-        return as_int32(row_to_request)
+        return cuda.as_int32(row_to_request)
     return torch.arange(rows, dtype=torch.int32, device=device) if rows > MOST_ROWS else None
-
-
-def as_int32(numbers: torch.Tensor) -> torch.Tensor:
-    """Lengths or ids as the kernels read them; what int32 cannot hold is as far outside as it can be."""
-    if numbers.dtype == torch.int64:
-        numbers = numbers.clamp(-(2**31), 2**31 - 1).int()
-    return numbers.contiguous()
 
 
 def heads_of(q: torch.Tensor) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 import torch
 
-from thalweg.ops import hardware
+from thalweg.ops import cuda, hardware
 from thalweg.ops.cuda import CudaVariant
+from thalweg.ops.topk.triton import MOST, by_score, too_many
 
-MOST = 2048  # the highest k
 THREADS = 512
 CAPACITY = 32_768  # keys that a block selects among at once
 _ALONE = 8192  # scores up to which a row is for one block
@@ -23,22 +23,14 @@ def rejects(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, 
     return too_many(k)
 
 
-def too_many(k: int) -> str | None:
-    """Why k is too high for the kernels, or None."""
-    return f"k = {k}, they hold {MOST} at most" if k > MOST else None
-
-
 def topk(logits: torch.Tensor, lengths: torch.Tensor, k: int, ordered: bool, deterministic: bool) -> torch.Tensor:
     """See `thalweg.ops.topk`: always deterministic here; not ordered, indices rise."""
-    from thalweg.ops.mqa_logits.hopper import as_int32
-    from thalweg.ops.topk.triton import by_score
-
     rows, width = logits.shape
     indices = torch.empty(rows, k, dtype=torch.int32, device=logits.device)
     if rows:
         cluster = cluster_of(rows, logits.device)
         topk_variant().launch(
-            rows * cluster, logits, as_int32(lengths), indices, width, k, logits.stride(0), cluster=cluster
+            rows * cluster, logits, cuda.as_int32(lengths), indices, width, k, logits.stride(0), cluster=cluster
         )
     return by_score(logits, indices) if ordered else indices
 
