@@ -1,9 +1,12 @@
-"""How the attention kernel is configured, by hardware and shape: launches and the compile suite read the same tables."""
+"""How the attention kernel is configured, by hardware and shape: launches and the compile suite read the same tables.
+
+To edit a table from measurements, see versions.md beside this file.
+"""
 
 from dataclasses import dataclass
 
 from thalweg.layouts import mla_bf16, v4, v32
-from thalweg.ops.hardware import Hardware
+from thalweg.ops.hardware import Hardware, triton_version
 
 MOST_SPLITS = 64
 SCRATCH_BYTES = 64 * 2**20  # more rows than fit take several launches
@@ -13,26 +16,34 @@ SCRATCH_BYTES = 64 * 2**20  # more rows than fit take several launches
 class Choice:
     """One configuration of the attention kernel."""
 
-    heads: int  # of a tile
+    heads: int  # of a tile: a power of two, 16 at least
     block: int  # cached rows of a tile
     warps: int
-    stages: int
-    resident: int  # programs that fit a multiprocessor
+    stages: int  # 2: rows a tile ahead; 3: the list's entries another one
+    resident: int  # programs that fit a multiprocessor at once
+    max_registers: int | None = None
 
     def label(self) -> str:
         """For the names of variants."""
         return f"heads{self.heads}/block{self.block}/warps{self.warps}/stages{self.stages}"
 
 
-# By layout: heads of a tile, cached rows of a tile, warps, stages, programs a multiprocessor.
+_SMALL = Choice(16, 32, 8, 2, 1)
+
+# By layout, by rising number of heads. From 64 heads on Hopper multiplies by wgmma, below by mma.sync as all others do.
 _HOPPER = {
-    v4.NAME: (Choice(16, 32, 4, 2, 2), Choice(32, 64, 8, 2, 1), Choice(64, 64, 8, 2, 1)),
-    v32.NAME: (Choice(16, 32, 4, 2, 2),),
-    mla_bf16.NAME: (Choice(16, 32, 4, 2, 2), Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+    v4.NAME: (Choice(16, 32, 8, 2, 2, 128), Choice(32, 32, 8, 2, 1), Choice(64, 64, 8, 3, 1)),
+    v32.NAME: (Choice(16, 32, 4, 2, 2), Choice(64, 32, 8, 3, 1)),
+    mla_bf16.NAME: (Choice(16, 32, 8, 2, 2, 128), Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
 }
-# Not measured: what fits 99 KiB.
-_DEFAULT = {layout: (Choice(16, 32, 8, 2, 1),) for layout in (v4.NAME, v32.NAME, mla_bf16.NAME)}
-_TABLES = {"sm_90": _HOPPER}
+# Later compilers keep queries in registers from tile to tile, which 3.6 leaves in shared memory: less fits beside them.
+_HOPPER_LATER = {
+    v4.NAME: (_SMALL, Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+    v32.NAME: (_SMALL,),
+    mla_bf16.NAME: (_SMALL, Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+}
+# Cards that nobody measured: what compiles without spills on all of them and fits 99 KiB.
+_DEFAULT = dict.fromkeys((v4.NAME, v32.NAME, mla_bf16.NAME), (_SMALL,))
 
 
 def choose(hardware: Hardware, layout: str, heads: int) -> Choice:
@@ -43,25 +54,31 @@ def choose(hardware: Hardware, layout: str, heads: int) -> Choice:
 
 def all_choices(hardware: Hardware, layout: str) -> tuple[Choice, ...]:
     """Everything that `choose` can answer on this hardware, by rising number of heads."""
-    return _TABLES.get(hardware.name, _DEFAULT)[layout]
+    if hardware.name != "sm_90":
+        return _DEFAULT[layout]
+    return (_HOPPER if triton_version().startswith("3.6.") else _HOPPER_LATER)[layout]
 
 
-# The model of a launch's time, in units of a tile of cached rows: what a program pays before its first tile, and what the
-# merge costs as a launch.
-_BEGIN, _MERGE = 2.0, 2.0
+# A launch's time in units of 32 cached rows: what a program pays before its first tile and for its result, what the merge
+# costs, and what a partial result adds to it.
+_PROGRAM, _MERGE, _PARTIAL = 2.0, 2.0, 0.002
+_DETERMINISTIC_ROWS = 128  # cached rows of a split
 
 
-def splits_of(programs: int, tiles: int, resident: int, deterministic: bool) -> int:
-    """Into how many parts the lists are divided, for `programs` programs a split and lists of up to `tiles` tiles.
+def splits_of(choice: Choice, programs: int, tiles: int, multiprocessors: int, deterministic: bool) -> int:
+    """Into how many parts the lists are divided: `programs` programs a split, lists of up to `tiles` tiles.
 
-    `resident`: programs that run at once. Deterministic: whatever the batch is, so that a row's sums have one order.
+    Deterministic: by the lists' width alone, so that a row's sums have one order whatever the batch.
     """
+    most = max(1, min(MOST_SPLITS, tiles))
     if deterministic:
-        return min(MOST_SPLITS, -(-tiles // 4)) or 1
-    best, least = 1, float("inf")
-    for splits in range(1, min(MOST_SPLITS, max(tiles, 1)) + 1):
+        return min(most, -(-tiles * choice.block // _DETERMINISTIC_ROWS))
+    resident = choice.resident * multiprocessors
+    unit = choice.block / 32
+
+    def cost(splits: int) -> float:
         waves = -(-programs * splits // resident)
-        cost = waves * (_BEGIN + -(-tiles // splits)) + (_MERGE if splits > 1 else 0)
-        if cost < least:
-            best, least = splits, cost
-    return best
+        merge = _MERGE + _PARTIAL * programs * splits * choice.heads / 64 if splits > 1 else 0.0
+        return waves * (_PROGRAM + unit * -(-tiles // splits)) + merge
+
+    return min(range(1, most + 1), key=cost)

@@ -71,48 +71,50 @@ def load_rope(rows, at, valid, LAYOUT: tl.constexpr):
 
 
 @triton.jit
-def load_groups(rows, page_at, page_slots, slot, valid):
-    """int64 [BLOCK]: the eight bytes of scales of a v4 row; they follow the page's rows."""
+def load_bf16(rows, at, valid, START: tl.constexpr, WIDTH: tl.constexpr):
+    """bf16 [BLOCK, WIDTH]: channels from START on of mla_bf16 rows."""
+    column = START + tl.arange(0, WIDTH)
+    return tl.load(rows + at[:, None] + column[None, :], mask=valid[:, None], other=0.0)
+
+
+@triton.jit
+def load_scale_bytes(rows, page_at, page_slots, slot, valid):
+    """int64 [BLOCK]: the eight bytes of scales of v4 rows; they follow the page's rows."""
     at = page_at + (page_slots * 576 + slot * 8)
     return tl.load(rows.to(tl.pointer_type(tl.int64)) + (at >> 3), mask=valid, other=0)
 
 
 @triton.jit
-def load_scale(rows, at, valid, CHUNK: tl.constexpr):
-    """float32 [BLOCK]: the scale of a chunk of v32 rows."""
-    return tl.load(rows.to(tl.pointer_type(tl.float32)) + ((at + 512) >> 2) + CHUNK, mask=valid, other=0.0)
+def load_v4(rows, at, scale_bytes, valid, CODES: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr):
+    """bf16 [BLOCK, WIDTH], exactly: channels from START on of v4 rows; byte i of `scale_bytes` is the scale of group i of 64."""
+    group = START // 64 + tl.arange(0, WIDTH // 64)
+    code = ((scale_bytes[:, None] >> (8 * group)[None, :]) & 0xFF).to(tl.int32)
+    bits = tl.where(code == 0, 1 << 22, code << 23)  # code 0 is a subnormal, 255 NaN
+    scale = tl.where(code == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    return _decode(rows, at, scale, valid, CODES, START, WIDTH, 64)
 
 
 @triton.jit
-def load_chunk(rows, at, valid, scales, CODES: tl.constexpr, GROUP: tl.constexpr, START: tl.constexpr,
-               WIDTH: tl.constexpr):  # fmt: skip
-    """bf16 [BLOCK, WIDTH]: channels from START on of the rows at `at` int64 [BLOCK]; zeros where not `valid`.
+def load_v32(rows, at, valid, CODES: tl.constexpr, CHUNK: tl.constexpr):
+    """bf16 [BLOCK, 128], exactly: codes of a chunk of v32 rows times the powers of two of their scales."""
+    bits = tl.load(rows.to(tl.pointer_type(tl.int32)) + ((at + 512) >> 2) + CHUNK, mask=valid, other=0)
+    power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+    return _decode(rows, at, power[:, None], valid, CODES, 128 * CHUNK, 128, 128)
 
-    CODES: "" for bf16 rows, or how e4m3 becomes float16. GROUP: channels of a ue8m0 scale, byte i of `scales` int64 [BLOCK]
-    being that of group i; 0 leaves codes unscaled.
-    """
+
+@triton.jit
+def load_rest(rows, at, valid, CHUNK: tl.constexpr):
+    """float32 [BLOCK]: what the powers of two leave of the scales of a chunk of v32 rows, in [1, 2)."""
+    scale = tl.load(rows.to(tl.pointer_type(tl.float32)) + ((at + 512) >> 2) + CHUNK, mask=valid, other=0.0)
+    bits = (scale.to(tl.int32, bitcast=True) & 0x007FFFFF) | 0x3F800000
+    return tl.where((scale > 0) & (scale < float("inf")), bits.to(tl.float32, bitcast=True), scale)
+
+
+@triton.jit
+def _decode(rows, at, scale, valid, CODES: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """bf16 [BLOCK, WIDTH] of e4m3 codes, times scale float32 [BLOCK, WIDTH / GROUP]."""
     column = START + tl.arange(0, WIDTH)
-    stored = tl.load(rows + at[:, None] + column[None, :], mask=valid[:, None], other=0)
-    if CODES == "":
-        return stored
-    else:
-        return _decode(stored, scales, CODES, GROUP, START, WIDTH)
-
-
-@triton.jit
-def _decode(codes, scales, CODES: tl.constexpr, GROUP: tl.constexpr, START: tl.constexpr, WIDTH: tl.constexpr):
+    codes = tl.load(rows + at[:, None] + column[None, :], mask=valid[:, None], other=0)
     values = e4m3_to_f16(codes, CODES).to(tl.float32)
-    if GROUP == 0:
-        return values.to(tl.bfloat16)
-    else:
-        byte = START // GROUP + tl.arange(0, WIDTH // GROUP)
-        scale = _ue8m0(((scales[:, None] >> (8 * byte)[None, :]) & 0xFF).to(tl.int32))
-        values = tl.reshape(values, [values.shape[0], WIDTH // GROUP, GROUP]) * scale[:, :, None]
-        return tl.reshape(values, [values.shape[0], WIDTH]).to(tl.bfloat16)
-
-
-@triton.jit
-def _ue8m0(codes):
-    """float32 values of int32 `codes` 0 to 255, any shape: 2^(code - 127); 255 is NaN."""
-    bits = tl.where(codes == 0, 1 << 22, codes << 23)  # code 0 is a subnormal
-    return tl.where(codes == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+    values = tl.reshape(values, [codes.shape[0], WIDTH // GROUP, GROUP]) * scale[:, :, None]
+    return tl.reshape(values, [codes.shape[0], WIDTH]).to(tl.bfloat16)

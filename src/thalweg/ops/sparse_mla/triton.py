@@ -21,7 +21,7 @@ from thalweg.ops.checks import debug_checks, in_pool
 from thalweg.ops.sparse_mla import choice as choices
 from thalweg.ops.sparse_mla import tile
 from thalweg.ops.sparse_mla.reduce import reduce_kernel
-from thalweg.ops.sparse_mla.tile import load_chunk, load_groups, load_rope, load_scale
+from thalweg.ops.sparse_mla.tile import load_bf16, load_rest, load_rope, load_scale_bytes, load_v4, load_v32
 from thalweg.ops.variants import KernelVariant
 
 VALUE_DIM = 512
@@ -95,7 +95,7 @@ def attend_kernel(
     total_weight = tl.zeros([HEADS], tl.float32)
     listed = indices + row * list_row
     extra_listed = extra_indices + row * extra_list_row
-    for t in tl.range(first, last):
+    for t in tl.range(first, last, disable_licm=True):
         entry = t * BLOCK + tl.arange(0, BLOCK)
         # One loop over both caches, so that loads run ahead across their border.
         second = t >= tiles
@@ -114,21 +114,23 @@ def attend_kernel(
         page_id = page_id.to(tl.int64)
         page_at = page_id * stride
         at = page_at + slot * SLOT
-        groups = 0
+        scale_bytes = 0
         if LAYOUT == "v4":
-            groups = load_groups(base, page_at, page_slots, slot, valid)
+            scale_bytes = load_scale_bytes(base, page_at, page_slots, slot, valid)
         rope_keys = load_rope(base, at, valid, LAYOUT)
         scores = tl.dot(rope_queries, tl.trans(rope_keys))
         keys: tl.tuple = ()
-        chunk_scales: tl.tuple = ()
         for c in tl.static_range(len(CHUNKS)):
-            chunk = load_chunk(base, at, valid, groups, CODES, 64 if LAYOUT == "v4" else 0, STARTS[c], CHUNKS[c])
-            keys = keys + (chunk,)
-            if LAYOUT == "v32":
-                chunk_scales = chunk_scales + (load_scale(base, at, valid, c),)
-                scores += tl.dot(queries[c], tl.trans(chunk)) * chunk_scales[c][None, :]
+            if LAYOUT == "v4":
+                keys = keys + (load_v4(base, at, scale_bytes, valid, CODES, STARTS[c], CHUNKS[c]),)
+            elif LAYOUT == "v32":
+                keys = keys + (load_v32(base, at, valid, CODES, c),)
+                scores += tl.dot(queries[c], tl.trans(keys[c])) * load_rest(base, at, valid, c)[None, :]
             else:
-                scores = tl.dot(queries[c], tl.trans(chunk), scores)
+                keys = keys + (load_bf16(base, at, valid, STARTS[c], CHUNKS[c]),)
+        if LAYOUT != "v32":  # all chunks before the first product: one barrier
+            for c in tl.static_range(len(CHUNKS)):
+                scores = tl.dot(queries[c], tl.trans(keys[c]), scores)
         scores = tl.where(valid[None, :], scores * scale, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # -inf minus itself is NaN
@@ -140,7 +142,7 @@ def attend_kernel(
         new_sums: tl.tuple = ()
         for c in tl.static_range(len(CHUNKS)):
             if LAYOUT == "v32":
-                factors = (weights * chunk_scales[c][None, :]).to(tl.bfloat16)
+                factors = (weights * load_rest(base, at, valid, c)[None, :]).to(tl.bfloat16)
             new_sums = new_sums + (tl.dot(factors, keys[c], sums[c] * decay[:, None]),)
         sums = new_sums
         if LAYOUT == "v4":
@@ -194,8 +196,7 @@ def sparse_mla(
     chosen = choices.choose(card, layout, heads)
     head_tiles = -(-heads // chosen.heads)
     tiles = sum(-(-each.shape[1] // chosen.block) for each in (indices, extra_indices))
-    resident = chosen.resident * hardware.multiprocessors(device)
-    splits = choices.splits_of(rows * head_tiles, tiles, resident, deterministic)
+    splits = choices.splits_of(chosen, rows * head_tiles, tiles, hardware.multiprocessors(device), deterministic)
     flags = (lengths is not None, extra_lengths is not None, sink is not None, splits > 1)
     variant = attend_variant(chosen, layout, card.e4m3_to_f16, *flags)
     main, other = tile.rows(cache), tile.rows(extra_cache)
@@ -291,6 +292,7 @@ def attend_variant(
         divisible_by_16=(*pointers, "q_row", "q_head", "page_stride", "extra_page_stride"),
         num_warps=choice.warps,
         num_stages=choice.stages,
+        max_registers=choice.max_registers,
         representative=sink and split and not lengths and not extra_lengths,
         matrix=True,
     )  # fmt: skip
