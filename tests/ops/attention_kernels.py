@@ -27,10 +27,14 @@ class Inputs:
 
     def run(self, implementation: str, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse), computed on DEVICE, on the CPU."""
+        out, lse = self.on_device(implementation, **options)
+        return out.cpu(), lse.cpu()
+
+    def on_device(self, implementation: str, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out, lse) on DEVICE."""
         there = [there_of(each) for each in (self.q, self.cache, self.indices, self.lengths, self.sink)]
         extra = None if self.extra is None else tuple(there_of(each) for each in self.extra)
-        out, lse = sparse_mla(*there, extra, scale=SCALE, implementation=implementation, **options)
-        return out.cpu(), lse.cpu()
+        return sparse_mla(*there, extra, scale=SCALE, implementation=implementation, **options)
 
     def part(self, rows: slice) -> "Inputs":
         """Only these rows."""
