@@ -75,7 +75,7 @@ def test_explain_names_an_implementation_and_a_reason_for_every_operation(capsys
     assert main(["explain", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("operations on cpu")
-    assert any(line.split() == ["sparse_mla", "reference", "the", "only", "implementation"] for line in lines)
+    assert any(line.split() == ["kv_compact", "reference", "the", "only", "implementation"] for line in lines)
     assert main(["explain", "--device", "cpu", "--json"]) == 0
     choices = json.loads(capsys.readouterr().out)
     assert {choice["operation"] for choice in choices} >= {"index_topk", "compress", "mla_verify", "kv_compact"}

@@ -63,3 +63,29 @@ def spoiled_scratch(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     monkeypatch.setattr(fused, "scratch", spoiled)
     monkeypatch.setattr(alone, "scratch", spoiled)
     return taken
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Forces the number of splits of attention: splits["of"] = 3."""
+    from thalweg.ops.sparse_mla import choice
+
+    forced: dict[str, int] = {}
+    chosen = choice.splits_of
+    monkeypatch.setattr(choice, "splits_of", lambda *args: forced.get("of") or chosen(*args))
+    return forced
+
+
+@pytest.fixture
+def spoiled_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention allocates, results and scratch, holds NaN before it is written."""
+    from thalweg.ops.sparse_mla import triton as kernels
+
+    class Torch:
+        def __getattr__(self, name: str) -> object:
+            return spoiled if name == "empty" else getattr(torch, name)
+
+    def spoiled(*args, **kwargs) -> torch.Tensor:
+        return torch.full(args, float("nan"), **kwargs)
+
+    monkeypatch.setattr(kernels, "torch", Torch())

@@ -25,6 +25,7 @@ class Attention:
         self.wkv = weights.linear("wkv")
         self.wo_a = GroupedLinear(weights.take("wo_a.weight"), config.o_groups, weights.batch_invariant)
         self.wo_b = weights.linear("wo_b")
+        self.batch_invariant = weights.batch_invariant
         self.sink = weights.take("attn_sink").float()
         self.inverse_frequencies = inverse_frequencies(config, ratio).to(self.sink.device)
         self.compressor: Compressor | None = None
@@ -52,7 +53,16 @@ class Attention:
             eps=self.eps,
         )
         extra = self._compressed(x, q_residual, step, caches)
-        out, _ = sparse_mla(q, caches.window, step.window_indices, None, self.sink, extra, scale=self.scale)
+        out, _ = sparse_mla(
+            q,
+            caches.window,
+            step.window_indices,
+            None,
+            self.sink,
+            extra,
+            scale=self.scale,
+            deterministic=self.batch_invariant,
+        )
         # Values carry the rotation of their own position; turning back by t leaves the relative one.
         out = rotate(out, positions, self.inverse_frequencies, inverse=True)
         return self.wo_b(self.wo_a(out.view(x.shape[0], self.groups, -1)).flatten(1))

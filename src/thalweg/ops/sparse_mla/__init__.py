@@ -10,8 +10,19 @@ from torch import Tensor
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.sparse_mla import reference
 
+_KERNELS = "thalweg.ops.sparse_mla.triton"
+
+dispatch.register(
+    "sparse_mla",
+    "triton",
+    on_first_call(_KERNELS, "sparse_mla"),
+    triton_unsupported,
+    triton_avoided,
+    on_first_call(_KERNELS, "sparse_mla_rejects"),
+)
 dispatch.register("sparse_mla", "reference", reference.sparse_mla)
 
 _INTEGER = (torch.int32, torch.int64)
@@ -26,6 +37,7 @@ def sparse_mla(
     extra: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None,
     *,
     scale: float,
+    deterministic: bool = False,
     implementation: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass over the listed slots of one or two caches.
@@ -34,8 +46,8 @@ def sparse_mla(
     int [R, K] slots, -1 = none, anywhere in the list; lengths int [R] or None: entries from lengths[r] on are not read; sink
     float32 [H] or None, applied once; extra = (cache, indices, lengths or None) for a second cache. Returns (out [R, H, 512]
     in q's dtype, lse float32 [R, H]: natural log, sink excluded). A row that attends to nothing gives out 0 and lse -inf. An
-    index outside the pool raises IndexError with THALWEG_CHECK=1 and is masked otherwise. Raises ValueError for shapes that
-    do not fit.
+    index outside the pool raises IndexError with THALWEG_CHECK=1 and is masked otherwise. deterministic: a row has the same
+    bits at any batch size (the reference always gives them). Raises ValueError for shapes that do not fit.
     """
     check_tensor("q", q, (None, None, None), FLOATING)
     rows, heads, width = q.shape
@@ -50,7 +62,7 @@ def sparse_mla(
     two = {"extra cache": extra_cache, "extra indices": extra_indices, "extra lengths": extra_lengths}
     check_same_device(**one, **two)
     args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
-    return _sparse_mla(*args, implementation)
+    return _sparse_mla(*args, deterministic, implementation)
 
 
 def _check_list(
@@ -76,13 +88,16 @@ def _sparse_mla(
     extra_indices: Tensor | None,
     extra_lengths: Tensor | None,
     scale: float,
+    deterministic: bool,
     implementation: str | None,
 ) -> tuple[Tensor, Tensor]:
-    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
+    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic)
     return dispatch.run("sparse_mla", implementation, q.device, *args)
 
 
 @_sparse_mla.register_fake
-def _(q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, implementation):
+def _(
+    q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic, implementation
+):
     rows, heads = q.shape[:2]
     return q.new_empty((rows, heads, reference.VALUE_DIM)), q.new_empty((rows, heads), dtype=torch.float32)

@@ -22,6 +22,7 @@ def sparse_mla(
     extra_indices: torch.Tensor | None,
     extra_lengths: torch.Tensor | None,
     scale: float,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.sparse_mla`."""
     keys, where = _named_rows(cache, indices, lengths, 0)

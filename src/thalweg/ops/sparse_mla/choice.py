@@ -1,0 +1,85 @@
+"""How the attention kernel is configured, by hardware and shape: launches and the compile suite read the same tables.
+
+To edit a table from measurements, see versions.md beside this file.
+"""
+
+from dataclasses import dataclass
+
+from thalweg.layouts import mla_bf16, v4, v32
+from thalweg.ops.hardware import Hardware, triton_version
+
+MOST_SPLITS = 64
+SCRATCH_BYTES = 64 * 2**20  # more rows than fit take several launches
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration of the attention kernel."""
+
+    heads: int  # of a tile: a power of two, 16 at least
+    block: int  # cached rows of a tile
+    warps: int
+    stages: int  # 2: rows a tile ahead; 3: the list's entries another one
+    resident: int  # programs that fit a multiprocessor at once
+    max_registers: int | None = None
+
+    def label(self) -> str:
+        """For the names of variants."""
+        return f"heads{self.heads}/block{self.block}/warps{self.warps}/stages{self.stages}"
+
+
+_SMALL = Choice(16, 32, 8, 2, 1)
+_SMALL_255 = Choice(16, 32, 8, 2, 1, 255)  # left alone, the assembler aims lower, and spills; for v32 it is the reverse
+
+# By layout, by rising number of heads. From 64 heads on Hopper multiplies by wgmma, below by mma.sync as all others do.
+_HOPPER = {
+    v4.NAME: (Choice(16, 32, 8, 2, 2, 128), Choice(32, 32, 8, 2, 1), Choice(64, 64, 8, 3, 1)),
+    v32.NAME: (Choice(16, 32, 4, 3, 2), Choice(64, 32, 8, 3, 1)),
+    mla_bf16.NAME: (Choice(16, 32, 8, 2, 2, 128), Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+}
+# Later compilers keep queries in registers from tile to tile, which 3.6 leaves in shared memory: less fits beside them.
+_HOPPER_LATER = {
+    v4.NAME: (_SMALL_255, Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+    v32.NAME: (_SMALL,),
+    mla_bf16.NAME: (_SMALL_255, Choice(32, 32, 8, 2, 1), Choice(64, 32, 8, 2, 1)),
+}
+# Cards that nobody measured: what compiles without spills on all of them and fits 99 KiB.
+_DEFAULT = {v4.NAME: (_SMALL_255,), v32.NAME: (_SMALL,), mla_bf16.NAME: (_SMALL_255,)}
+
+
+def choose(hardware: Hardware, layout: str, heads: int) -> Choice:
+    """The configuration for so many heads: the smallest tile that holds them, or the largest there is."""
+    choices = all_choices(hardware, layout)
+    return next((choice for choice in choices if heads <= choice.heads), choices[-1])
+
+
+def all_choices(hardware: Hardware, layout: str) -> tuple[Choice, ...]:
+    """Everything that `choose` can answer on this hardware, by rising number of heads."""
+    if hardware.name != "sm_90":
+        return _DEFAULT[layout]
+    return (_HOPPER if triton_version().startswith("3.6.") else _HOPPER_LATER)[layout]
+
+
+# A launch's time in units of 32 cached rows: what a program pays before its first tile and for its result, what the merge
+# costs, and what each partial result of 64 heads adds to it. Not measured.
+_PROGRAM, _MERGE, _PARTIAL = 2.0, 2.0, 0.05
+_DETERMINISTIC_ROWS = 128  # cached rows of a split
+
+
+def splits_of(choice: Choice, programs: int, tiles: int, multiprocessors: int, deterministic: bool) -> int:
+    """Into how many parts the lists are divided: `programs` programs a split, lists of up to `tiles` tiles.
+
+    Deterministic: by the lists' width alone, so that a row's sums have one order whatever the batch.
+    """
+    most = max(1, min(MOST_SPLITS, tiles))
+    if deterministic:
+        return max(1, min(most, -(-tiles * choice.block // _DETERMINISTIC_ROWS)))
+    resident = choice.resident * multiprocessors
+    unit = choice.block / 32
+
+    def cost(splits: int) -> float:
+        waves = -(-programs * splits // resident)
+        merge = _MERGE + _PARTIAL * programs * splits * choice.heads / 64 if splits > 1 else 0.0
+        return waves * (_PROGRAM + unit * -(-tiles // splits)) + merge
+
+    return min(range(1, most + 1), key=cost)
