@@ -222,8 +222,8 @@ def test_cuda_kernels_of_every_room_compile_for_hopper_alone() -> None:
             if variant.representative:
                 result = compiler.compile_variant(module, name, "sm_90")
                 assert result.problems() == []
-                assert not variant.matrix or set(result.matrix) == {"wgmma e4m3"}
-    assert len(modules) == 3
+                assert not variant.matrix or set(result.matrix) in ({"wgmma e4m3"}, {"wgmma bf16"})
+    assert len(modules) == 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _FOLDER = Path(__file__).parent
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int32, "l": ctypes.c_int64}
+_TYPES = {"i": ctypes.c_int32, "l": ctypes.c_int64, "f": ctypes.c_float}
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class CudaVariant:
     """One configuration of one kernel: what a launch passes, and what the compile suite compiles.
 
     `source`: a file below thalweg/ops; `defines`: its macros. `signature` names the kernel's parameters and gives their types: p
-    pointer (a tensor or None), i int32, l int64, m tensor map. `shared_memory`: bytes of a block, checked by the source.
+    pointer (a tensor or None), i int32, l int64, f float, m tensor map. `shared_memory`: bytes of a block, checked by the source.
     """
 
     name: str  # unique in the room
     source: str
     entry: str
-    defines: Mapping[str, int]
+    defines: Mapping[str, int | str]
     signature: Mapping[str, str]
     threads: int
     shared_memory: int
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
-    def launch(self, blocks: int, *args: Any, cluster: int = 1) -> None:
-        """Launches `blocks` blocks in clusters of `cluster` on the current stream of the first tensor's device."""
+    def launch(self, blocks: tuple[int, int] | int, *args: Any, cluster: int = 1) -> None:
+        """Launches so many blocks (x, y), in clusters of `cluster`, on the current stream of the first tensor's device."""
         driver = _bindings("driver")
         device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -46,7 +46,8 @@ class CudaVariant:
             *(value.getPtr() if hasattr(value, "getPtr") else ctypes.addressof(value) for value in values)
         )
         config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        across, down = blocks if isinstance(blocks, tuple) else (blocks, 1)
+        config.gridDimX, config.gridDimY, config.gridDimZ = across, down, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
         config.sharedMemBytes = self.shared_memory
         config.hStream = torch.cuda.current_stream(index).cuda_stream
@@ -89,7 +90,7 @@ def compiler_missing() -> str | None:
 
 
 @functools.cache
-def compile_source(source: str, defines: tuple[tuple[str, int], ...], architecture: str) -> tuple[bytes, str]:
+def compile_source(source: str, defines: tuple[tuple[str, int | str], ...], architecture: str) -> tuple[bytes, str]:
     """(machine code, the assembler's report) of a file below thalweg/ops for "sm_90". Raises RuntimeError with NVRTC's log."""
     nvrtc = _bindings("nvrtc")
     # `a`: the architecture's own instructions, which no other executes.
@@ -100,7 +101,7 @@ def compile_source(source: str, defines: tuple[tuple[str, int], ...], architectu
     return code, report
 
 
-def assembly_of(source: str, defines: tuple[tuple[str, int], ...], architecture: str) -> str:
+def assembly_of(source: str, defines: tuple[tuple[str, int | str], ...], architecture: str) -> str:
     """The PTX of a file below thalweg/ops. Raises RuntimeError with NVRTC's log."""
     nvrtc = _bindings("nvrtc")
     program, _report = _compile(source, defines, architecture.replace("sm_", "compute_") + "a")
@@ -110,7 +111,7 @@ def assembly_of(source: str, defines: tuple[tuple[str, int], ...], architecture:
     return text.decode().rstrip("\0")
 
 
-def _compile(source: str, defines: tuple[tuple[str, int], ...], target: str) -> tuple[Any, str]:
+def _compile(source: str, defines: tuple[tuple[str, int | str], ...], target: str) -> tuple[Any, str]:
     nvrtc = _bindings("nvrtc")
     program = _checked(nvrtc.nvrtcCreateProgram((_FOLDER / source).read_bytes(), source.encode(), 0, [], []))
     options = [f"-arch={target}", "-std=c++17", f"-I{_FOLDER}"]

@@ -10,10 +10,12 @@ from torch import Tensor
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
+from thalweg.ops.cuda import hopper_unsupported
 from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.sparse_mla import reference
 
 _KERNELS = "thalweg.ops.sparse_mla.triton"
+_HOPPER = "thalweg.ops.sparse_mla.hopper"
 
 dispatch.register(
     "sparse_mla",
@@ -22,6 +24,14 @@ dispatch.register(
     triton_unsupported,
     triton_avoided,
     on_first_call(_KERNELS, "sparse_mla_rejects"),
+)
+dispatch.register(
+    "sparse_mla",
+    "hopper",
+    on_first_call(_HOPPER, "sparse_mla"),
+    hopper_unsupported,
+    on_first_call(_HOPPER, "avoided"),
+    on_first_call(_HOPPER, "rejects"),
 )
 dispatch.register("sparse_mla", "reference", reference.sparse_mla)
 

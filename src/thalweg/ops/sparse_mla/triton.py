@@ -9,7 +9,7 @@ One split writes the result; several write partial results, which reduce.py merg
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import triton
@@ -177,11 +177,11 @@ def sparse_mla(
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.sparse_mla`."""
-    _check_lists(cache, indices, lengths)
+    check_lists(cache, indices, lengths)
     if extra_cache is None or extra_indices is None:
         extra_cache, extra_indices = cache, indices[:, :0]
     else:
-        _check_lists(extra_cache, extra_indices, extra_lengths)
+        check_lists(extra_cache, extra_indices, extra_lengths)
     device, (rows, heads) = q.device, q.shape[:2]
     out = torch.empty(rows, heads, VALUE_DIM, dtype=q.dtype, device=device)
     lse = torch.empty(rows, heads, dtype=torch.float32, device=device)
@@ -201,20 +201,14 @@ def sparse_mla(
     variant = attend_variant(chosen, layout, card.e4m3_to_f16, *flags)
     main, other = tile.rows(cache), tile.rows(extra_cache)
     sinks = lse if sink is None else sink.contiguous()
-    row_bytes = splits * heads * VALUE_DIM * 4
-    slab = rows if splits == 1 else max(1, choices.SCRATCH_BYTES // row_bytes)
-    for begin in range(0, rows, slab):
-        some = slice(begin, begin + slab)
-        count = min(slab, rows - begin)
-        into, into_lse = out[some], lse[some]
-        if splits > 1:
-            into, into_lse = scratch(count, splits, heads, device)
+
+    def launch(some: slice, into: torch.Tensor, into_lse: torch.Tensor) -> None:
         lists = [
             (each[some], each if amounts is None else amounts[some].contiguous())
             for each, amounts in ((indices, lengths), (extra_indices, extra_lengths))
         ]
         variant.launch(
-            (count * head_tiles, splits),
+            ((some.stop - some.start) * head_tiles, splits),
             q[some], sinks, into, into_lse,
             main, *lists[0], other, *lists[1],
             heads, head_tiles, indices.shape[1], cache.shape[0] * cache.shape[1], cache.shape[1],
@@ -222,11 +216,32 @@ def sparse_mla(
             q.stride(0), q.stride(1), main.stride(0), indices.stride(0), other.stride(0), extra_indices.stride(0),
             scale * math.log2(math.e),
         )  # fmt: skip
-        if splits > 1:
-            reduce_variant(sink is not None, triton.next_power_of_2(splits)).launch(
-                (count, heads), into, into_lse, sinks, out[some], lse[some], heads, splits
-            )
+
+    by_splits(splits, out, lse, sink, launch)
     return out, lse
+
+
+def by_splits(
+    splits: int,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    sink: torch.Tensor | None,
+    launch: Callable[[slice, torch.Tensor, torch.Tensor], None],
+) -> None:
+    """Calls launch(rows, results, log-sum-exps) for as many rows at once as scratch holds, and merges their splits."""
+    rows, heads = lse.shape
+    slab = rows if splits == 1 else max(1, choices.SCRATCH_BYTES // (splits * heads * VALUE_DIM * 4))
+    for begin in range(0, rows, slab):
+        some = slice(begin, min(rows, begin + slab))
+        if splits == 1:
+            launch(some, out[some], lse[some])
+            continue
+        partial, partial_lse = scratch(some.stop - begin, splits, heads, out.device)
+        launch(some, partial, partial_lse)
+        reduce_variant(sink is not None, triton.next_power_of_2(splits)).launch(
+            (some.stop - begin, heads),
+            partial, partial_lse, partial_lse if sink is None else sink.contiguous(), out[some], lse[some], heads, splits,
+        )  # fmt: skip
 
 
 def scratch(rows: int, splits: int, heads: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,7 +264,7 @@ def sparse_mla_rejects(
     return tile.rejects_cache("extra cache", extra_cache)
 
 
-def _check_lists(cache: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None) -> None:
+def check_lists(cache: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor | None) -> None:
     """With THALWEG_CHECK=1 raises IndexError for a listed slot that is not in the pool; reads the device."""
     if not debug_checks():
         return

@@ -1,0 +1,130 @@
+"""Attention over index lists on Hopper (hopper.cu): launches, and when they are possible."""
+
+import functools
+import math
+from collections.abc import Iterable
+
+import torch
+
+from thalweg.layouts import v4
+from thalweg.layouts.registry import layout_of
+from thalweg.ops import cuda, hardware
+from thalweg.ops.cuda import CudaVariant
+from thalweg.ops.sparse_mla import choice as choices
+from thalweg.ops.sparse_mla import tile
+from thalweg.ops.sparse_mla.triton import VALUE_DIM, by_splits, check_lists
+
+TILE = 64  # heads, and cached rows
+_THREADS = 512
+_CHOICE = choices.Choice(TILE, TILE, _THREADS // 32, 2, 1)
+_POINTERS = (
+    "q", "sink", "out", "lse", "cache", "indices", "lengths", "extra_cache", "extra_indices", "extra_lengths",
+)  # fmt: skip
+_INTEGERS = ("heads", "head_tiles", "width", "pool", "page", "extra_width", "extra_pool", "extra_page")
+_STRIDES = ("q_row", "q_head", "page_stride", "list_row", "extra_page_stride", "extra_list_row")
+
+
+def avoided(device: torch.device) -> str | None:
+    """Why the kernel runs on `device` only where somebody forces it, or None."""
+    return "compiled, but not run on a GPU yet: must be forced"
+
+
+def rejects(
+    q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic
+) -> str | None:
+    """Why these arguments are not for the kernel, or None."""
+    if q.dtype != torch.bfloat16:
+        return f"q of {q.dtype}, its products are of bfloat16"
+    if q.stride(2) != 1 or q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16:
+        return f"q of strides {q.stride()} at address {q.data_ptr():#x}: heads are not 16 bytes apart or a multiple"
+    lists = {"cache": (cache, indices)}
+    if extra_cache is not None:
+        lists["extra cache"] = (extra_cache, extra_indices)
+    for name, (each, listed) in lists.items():
+        if layout_of(each) is not v4:
+            return f"{name}: an {layout_of(each).NAME} cache, it reads {v4.NAME}"
+        if each.stride(0) % 16 or each.data_ptr() % 16:
+            return f"{name}: pages {each.stride(0)} bytes apart at address {each.data_ptr():#x}, not multiples of 16"
+        if listed.dtype != torch.int32 or (listed.stride(1) != 1 and listed.shape[1] > 1):
+            return (
+                f"{name}: {listed.dtype} indices of stride {listed.stride(1)} along a row, it reads int32 side by side"
+            )
+        if reason := tile.rejects_cache(name, each):
+            return reason
+    return None
+
+
+def sparse_mla(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    indices: torch.Tensor,
+    lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    extra_cache: torch.Tensor | None,
+    extra_indices: torch.Tensor | None,
+    extra_lengths: torch.Tensor | None,
+    scale: float,
+    deterministic: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `thalweg.ops.sparse_mla`."""
+    check_lists(cache, indices, lengths)
+    if extra_cache is None or extra_indices is None:
+        extra_cache, extra_indices, extra_lengths = cache, indices[:, :0], None
+    else:
+        check_lists(extra_cache, extra_indices, extra_lengths)
+    device, (rows, heads) = q.device, q.shape[:2]
+    out = torch.empty(rows, heads, VALUE_DIM, dtype=q.dtype, device=device)
+    lse = torch.empty(rows, heads, dtype=torch.float32, device=device)
+    if rows == 0:
+        return out, lse
+    head_tiles = -(-heads // TILE)
+    tiles = sum(-(-each.shape[1] // TILE) for each in (indices, extra_indices))
+    splits = choices.splits_of(_CHOICE, rows * head_tiles, tiles, hardware.multiprocessors(device), deterministic)
+    amounts = [None if each is None else cuda.as_int32(each) for each in (lengths, extra_lengths)]
+    sinks = None if sink is None else sink.contiguous()
+    main, other = tile.rows(cache), tile.rows(extra_cache)
+
+    def launch(some: slice, into: torch.Tensor, into_lse: torch.Tensor) -> None:
+        own, extra = (None if each is None else each[some] for each in amounts)
+        attend_variant(splits > 1).launch(
+            ((some.stop - some.start) * head_tiles, splits),
+            q[some], sinks, into, into_lse, main, indices[some], own, other, extra_indices[some], extra,
+            heads, head_tiles, indices.shape[1], cache.shape[0] * cache.shape[1], cache.shape[1],
+            extra_indices.shape[1], extra_cache.shape[0] * extra_cache.shape[1], extra_cache.shape[1],
+            2 * q.stride(0), 2 * q.stride(1), main.stride(0), indices.stride(0), other.stride(0),
+            extra_indices.stride(0), scale * math.log2(math.e),
+        )  # fmt: skip
+
+    by_splits(splits, out, lse, sink, launch)
+    return out, lse
+
+
+@functools.cache
+def attend_variant(split: bool) -> CudaVariant:
+    """The kernel."""
+    block = TILE * 128
+    queries, keys, weights = VALUE_DIM // 64 * block, 2 * VALUE_DIM // 64 * block, 2 * block
+    numbers = 5 * TILE * 4 + 2 * 40 + 16 + 8 * 8
+    shared_memory = queries + keys + weights + numbers
+    shared_memory += -shared_memory % 1024
+    return CudaVariant(
+        name=f"sparse_mla/hopper/v4/{'split' if split else 'whole'}",
+        source="sparse_mla/hopper.cu",
+        entry="attend_kernel",
+        defines={"SPLIT": int(split), "OUT": "float" if split else "u16", "SHARED": shared_memory},
+        signature=dict.fromkeys(_POINTERS, "p")
+        | dict.fromkeys(_INTEGERS, "i")
+        | dict.fromkeys(_STRIDES, "l")
+        | {"scale": "f"},
+        threads=_THREADS,
+        shared_memory=shared_memory,
+        representative=True,
+        matrix=True,
+    )
+
+
+def variants(hardware: hardware.Hardware) -> Iterable[CudaVariant]:
+    """Every configuration that the operation can choose."""
+    if hardware.name == "sm_90":
+        for split in (False, True):
+            yield attend_variant(split)
