@@ -10,6 +10,7 @@ from tests.ops.attention_inputs import poison
 from tests.ops.attention_kernels import DEVICE, SCALE, check, interpreted, made
 from tests.ops.builders import NAN
 from thalweg.errors import UserError
+from thalweg.layouts import v4, v32
 from thalweg.ops import dispatch
 from thalweg.ops.sparse_mla import triton as kernels
 
@@ -136,6 +137,8 @@ def test_slots_outside_the_pool_are_masked_and_raise_in_debug_mode(
     slots = inputs.cache.shape[0] * 64
     inputs.indices = inputs.indices.long()
     inputs.indices[0, 5:10] = torch.tensor([slots, -2, 2**31, 2**32 + 64, -(2**40)])
+    inputs.extra[1][0, 1] = inputs.extra[0].shape[0] * 16  # in the pool of the other cache
+    assert inputs.extra[1][0, 1] < slots
     inputs.lengths = torch.tensor([70, 40])
     inputs.indices[1, 40:] = slots  # past the length: never looked at
     check(inputs)
@@ -147,6 +150,9 @@ def test_slots_outside_the_pool_are_masked_and_raise_in_debug_mode(
         said.append(str(caught.value))
     assert said[0] == said[1]
     inputs.indices[0, 5:10] = -1
+    with pytest.raises(IndexError, match="indices: 1 active indices"):
+        inputs.run("triton")
+    inputs.extra[1][0, 1] = -1
     check(inputs)
     inputs.extra[1][1, 2] = -5
     with pytest.raises(IndexError, match="1 active indices"):
@@ -185,6 +191,39 @@ def test_splits_fill_the_card_and_end_where_it_is_full(programs: int, tiles: int
         assert splits > 1
 
 
+@pytest.mark.parametrize(("code", "query"), [(0, 2.0**120), (1, 2.0**120), (240, 2.0**-106), (255, 1.0)])
+def test_ue8m0_scales_at_the_ends_of_their_range(code: int, query: float) -> None:
+    """2^-127, a subnormal, 2^-126, 2^113, and NaN, under codes of finite values."""
+    inputs = made("v4", 2, 2, 40, sink=False)
+    slot = int(inputs.indices[1, 3])
+    data, scales = v4.blocks(inputs.cache)
+    data[slot // 64, slot % 64, :64] = 0x3C  # 1.5
+    scales[slot // 64, slot % 64, 0] = code
+    inputs.indices[0] = slot if code != 255 else int(inputs.indices[0, 0])
+    inputs.q[0] = 0
+    inputs.q[0, :, 5] = query
+    inputs.q[1] *= min(query, 1)
+    inputs.q[1, :, :64] = -inputs.q[
+        1, :, :64
+    ].abs()  # a scale of infinity would make its score -inf, and the entry none
+    out, lse = check(inputs)
+    assert out[1].isnan().any() == (code == 255)
+    if code != 255:
+        assert ((lse[0] - math.log(40)).abs() > 1e-4).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-40, 1.5e-38, 1.999, 1e35, NAN])
+def test_float32_scales_at_the_ends_of_their_range(scale: float) -> None:
+    inputs = made("v32", 2, 2, 40, sink=False)
+    slot = int(inputs.indices[1, 3])
+    (block,) = v32.blocks(inputs.cache)
+    block[slot // 64, slot % 64, :128] = 0x3C
+    block[slot // 64, slot % 64, 512:516] = torch.tensor([scale]).view(torch.uint8)
+    inputs.q[:, :, :128] = -inputs.q[:, :, :128].abs() * (1e-35 if scale > 2 else 1)
+    out, _ = check(inputs)
+    assert out[1].isnan().all() == math.isnan(scale)
+
+
 @pytest.mark.parametrize("split", [1, 2])
 def test_nan_in_an_attended_row_is_the_rows_own(split: int, splits: dict[str, int]) -> None:
     splits["of"] = split
@@ -212,6 +251,32 @@ def test_many_rows_take_several_launches_within_the_bound_of_scratch(
     assert taken == [3, 3, 1]
 
 
+def kept_scratch(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """All scratch that is taken from now on."""
+    taken: list[torch.Tensor] = []
+    scratch = kernels.scratch
+
+    def kept(*args) -> tuple[torch.Tensor, torch.Tensor]:
+        taken.extend(scratch(*args))
+        return taken[-2], taken[-1]
+
+    monkeypatch.setattr(kernels, "scratch", kept)
+    return taken
+
+
+def test_a_split_without_a_tile_writes_no_partial_result(
+    splits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits["of"] = 4
+    taken = kept_scratch(monkeypatch)
+    inputs = made("v4", 3, 2, 2000)
+    inputs.lengths = torch.tensor([5, 0, 128])  # of 2,000: tiles are divided by what is there
+    check(inputs)
+    written = taken[0].isfinite().all(-1).all(-1).sum(1).tolist()
+    assert written[:2] == [1, 0] and written[2] in (2, 4)
+    assert not taken[1].isnan().any()
+
+
 @interpreted
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split", [1, 3])
@@ -224,14 +289,7 @@ def test_nothing_beside_the_arguments_is_read_and_no_result_written_twice(
     inputs.indices[1, 40:] = 2**31 - 1
     inputs.lengths = torch.tensor([70, 40, 0])
     live = [inputs.q, inputs.indices, inputs.lengths, inputs.sink, inputs.extra[1]]
-    taken: list[torch.Tensor] = []
-    scratch = kernels.scratch
-
-    def kept(*args) -> tuple[torch.Tensor, torch.Tensor]:
-        taken.extend(scratch(*args))
-        return taken[-2], taken[-1]
-
-    monkeypatch.setattr(kernels, "scratch", kept)
+    taken = kept_scratch(monkeypatch)
     with watching() as accesses:
         out, lse = inputs.run("triton")
     assert accesses.stored_twice(out) == 0 and accesses.stored_twice(lse) == 0
