@@ -209,6 +209,9 @@ extern "C" __global__ void __launch_bounds__(1024, 2) some(float* out) {
     assert fine.error is None and fine.spills == 0 and 0 < fine.registers <= 32 and fine.shared_memory == 1024
     assert fine.problems() == ["some on sm_90 has a matrix product and no tensor-core instruction"]
     assert compiled(LIVE=64).spills > 0
+    cuda.assembly_of("some.cu", (("LIVE", 4),), "sm_90")  # says nothing: an empty log
+    # The bindings write over the bytes they are given; one byte would be a constant of Python's.
+    assert bytes([32]) == b" "
     (wrong,) = compiled(LIVE=4, WRONG=1).problems()
     assert "does not compile" in wrong and 'identifier "nothing" is undefined' in wrong
 

@@ -256,7 +256,7 @@ def check_refused(inputs: IndexInputs, k: int, reason: str) -> None:
     arguments = (q, cache, weights, lengths, table, k, owner, cache.shape[1], False)
     chosen, why = dispatch.resolve("index_topk", DEVICE, None, arguments)
     assert chosen.name == "reference" and reason in why
-    with pytest.warns(RuntimeWarning, match="index_topk runs by reference: triton cannot"):
+    with pytest.warns(RuntimeWarning, match="index_topk runs by reference: .*triton cannot"):
         got = index_topk(**inputs.arguments(), k=k)
     assert torch.equal(got[0], index_topk(**inputs.arguments(), k=k, implementation="reference")[0])
     with pytest.raises(UserError, match=reason):

@@ -95,7 +95,7 @@ def compile_source(source: str, defines: tuple[tuple[str, int | str], ...], arch
     nvrtc = _bindings("nvrtc")
     # `a`: the architecture's own instructions, which no other executes.
     program, report = _compile(source, defines, f"{architecture}a")
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    code = _room(_checked(nvrtc.nvrtcGetCUBINSize(program)))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     _checked(nvrtc.nvrtcDestroyProgram(program))
     return code, report
@@ -105,7 +105,7 @@ def assembly_of(source: str, defines: tuple[tuple[str, int | str], ...], archite
     """The PTX of a file below thalweg/ops. Raises RuntimeError with NVRTC's log."""
     nvrtc = _bindings("nvrtc")
     program, _report = _compile(source, defines, architecture.replace("sm_", "compute_") + "a")
-    text = b" " * _checked(nvrtc.nvrtcGetPTXSize(program))
+    text = _room(_checked(nvrtc.nvrtcGetPTXSize(program)))
     _checked(nvrtc.nvrtcGetPTX(program, text))
     _checked(nvrtc.nvrtcDestroyProgram(program))
     return text.decode().rstrip("\0")
@@ -118,9 +118,9 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], target: st
     options += ["--ptxas-options=-v"] if target.startswith("sm_") else []
     options += [f"-D{name}={value}" for name, value in defines]
     status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+    log = _room(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
     _checked(nvrtc.nvrtcGetProgramLog(program, log))
-    report = log.decode(errors="replace").rstrip("\0 \n")
+    report = log.decode(errors="replace").rstrip("\0\n")
     if int(status) != 0:
         first = next((line for line in report.splitlines() if "error" in line), str(status))
         raise RuntimeError(f"{report}\n{source} does not compile: {first}")
@@ -168,6 +168,11 @@ def as_int32(numbers: torch.Tensor) -> torch.Tensor:
     if numbers.dtype == torch.int64:
         numbers = numbers.clamp(-(2**31), 2**31 - 1).int()
     return numbers.contiguous()
+
+
+def _room(size: int) -> bytes:
+    """Bytes that NVRTC's bindings write into. Two at least: Python has one object for all single bytes of a value."""
+    return bytes(max(size, 2))
 
 
 def _packed(kind: str, arg: Any) -> Any:
