@@ -193,7 +193,11 @@ def sparse_mla(
         indices, extra_indices = indices.long(), extra_indices.long()
     indices, extra_indices = (each if each.stride(1) == 1 else each.contiguous() for each in (indices, extra_indices))
     card, layout = hardware.of_device(device), layout_of(cache).NAME
-    chosen = choices.choose(card, layout, heads)
+    if deterministic:  # not by the number of rows
+        chosen = choices.choose(card, layout, heads)
+    else:
+        widths = (indices.shape[1], extra_indices.shape[1])
+        chosen = choices.choose_at_once(card, layout, heads, rows, widths, hardware.multiprocessors(device))
     head_tiles = -(-heads // chosen.heads)
     tiles = sum(-(-each.shape[1] // chosen.block) for each in (indices, extra_indices))
     splits = choices.splits_of(chosen, rows * head_tiles, tiles, hardware.multiprocessors(device), deterministic)
