@@ -42,7 +42,7 @@ def rejects(
         lists["extra cache"] = (extra_cache, extra_indices)
     for name, (each, listed) in lists.items():
         if layout_of(each) is not v4:
-            return f"{name}: an {layout_of(each).NAME} cache, it reads {v4.NAME}"
+            return f"{name}: of layout {layout_of(each).NAME}, it reads {v4.NAME}"
         if each.stride(0) % 16 or each.data_ptr() % 16:
             return f"{name}: pages {each.stride(0)} bytes apart at address {each.data_ptr():#x}, not multiples of 16"
         if listed.dtype != torch.int32 or (listed.stride(1) != 1 and listed.shape[1] > 1):
