@@ -32,7 +32,8 @@ for module in (each for each in rooms.kernel_modules() if each.endswith(".triton
             continue
         kernels.add(name)
         integers = {n for n, kind in variant.signature.items() if kind in ("i32", "i64")}
-        inputs = {n for n in ("lengths", "pages", "row_to_request", "starts", "ends") if n in variant.signature}
+        names = ("lengths", "pages", "row_to_request", "starts", "ends", "indices", "extra_indices", "extra_lengths")
+        inputs = {n for n in names if n in variant.signature}
         for ones in (*({n} for n in sorted(integers)), integers, set()):
             general = {n: "*i64" if n in inputs and not ones else kind for n, kind in variant.signature.items()}
             special = dataclasses.replace(

@@ -1,7 +1,8 @@
 """Cached rows as the matrix products take them: bf16 [BLOCK, channels], by chunks of channels. Only this file knows layouts.
 
 v4: e4m3 times ue8m0, exact in bf16: 448 channels in four chunks; the 64 bf16 channels are a fifth.
-v32: the e4m3 codes alone, exact in bf16: four chunks of 128. Their float32 scales meet scores and weights, in float32.
+v32: e4m3 times the powers of two of its float32 scales, exact in bf16, in four chunks of 128; what is left of the scales, in
+[1, 2), meets scores and weights, in float32.
 mla_bf16: as stored, two chunks of 256. The last 64 channels of v32 and mla_bf16 are in scores only, not in values.
 """
 
