@@ -29,7 +29,7 @@ struct Shared {
     u8 queries[BLOCKS][BLOCK];
     u8 keys[2][BLOCKS][BLOCK];
     u8 weights[2][BLOCK];          // bf16 [heads, entries]
-    float bias[2][TILE];           // of an entry's scores: 0, or -inf where it is none
+    float bound[4][TILE];          // of an entry's scores: -inf where it is none, else NaN, which fminf passes over
     float decay[2][TILE];          // of a head's sums
     float share[TILE];             // of a head's sums in the result
     List lists[2];
@@ -40,22 +40,26 @@ static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
 __device__ __forceinline__ int chunk_at(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
+// threadIdx.x, read again where it is wanted: no register keeps it through the loop.
+__device__ __forceinline__ u32 thread_again() {
+    u32 thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 // ---- cached rows -------------------------------------------------------------------------------------------------------------------
 
 // Rows are brought by 8 lanes each: chunks lane, lane + 8, ... of their 36. The 64 rows of a tile are two halves for 256 threads.
 
-// The slot at a row of a tile, or -1.
+// The index at a row of a tile, as it is listed; -1 behind the list's end.
 __device__ __forceinline__ int slot_of(const Shared& s, int tile, u32 row) {
     int second = tile >= s.main_tiles;
     const List& list = s.lists[second];
     int entry = (tile - second * s.main_tiles) * TILE + int(row);
-    int slot = tile < s.last && entry < list.length ? __ldg(list.indices + entry) : -1;
-    return slot >= 0 && slot < list.pool ? slot : -1;
+    return tile < s.last && entry < list.length ? __ldg(list.indices + entry) : -1;
 }
 
-// A cached row: its data, and the scales of its seven groups of 64 codes, a byte each, with THERE above them. Null, and 0: none.
-constexpr u64 THERE = u64(1) << 56;
-
+// A cached row: its data, and the scales of its seven groups of 64 codes, a byte each. Null, and 0: none.
 struct Row {
     const uint4* data;
     u64 scales;
@@ -64,10 +68,15 @@ struct Row {
 __device__ __forceinline__ Row row_at(const Shared& s, int tile, int slot) {
     if (slot < 0) return {nullptr, 0};
     const List& list = s.lists[tile >= s.main_tiles];
+    if (slot >= list.pool) return {nullptr, 0};
     u32 page = u32(slot) / u32(list.page), in_page = u32(slot) - page * u32(list.page);
     const u8* at = list.cache + page * list.page_stride;
     return {reinterpret_cast<const uint4*>(at + in_page * SLOT),
-            __ldg(reinterpret_cast<const u64*>(at + i64(list.page) * SLOT) + in_page) | THERE};
+            __ldg(reinterpret_cast<const u64*>(at + i64(list.page) * SLOT) + in_page)};
+}
+
+__device__ __forceinline__ float bound_of(Row row) {
+    return row.data != nullptr ? __uint_as_float(0x7FC00000u) : minus_infinity();
 }
 
 __device__ __forceinline__ uint4 load_chunk(Row row, u32 c) {
@@ -95,7 +104,8 @@ __device__ __forceinline__ float power_of(u32 code) {  // ue8m0: 0 is 2^-127, 25
     return __uint_as_float(code == 255 ? 0x7FC00000u : code == 0 ? 0x00400000u : code << 23);
 }
 
-// Brings the block's tiles: as one half of a tile has been decoded, the same half of the next is asked for. By two teams.
+// Brings the block's tiles: as one half of a tile has been decoded, the same half of the next is asked for, and nothing that was asked
+// for is looked at before the tile has been handed over. By two teams.
 __device__ __forceinline__ void bring(Shared& s) {
     u32 thread = threadIdx.x - 2 * TEAM, row = thread / 8, lane = thread % 8;
     uint4 chunk[2][5];
@@ -106,16 +116,17 @@ __device__ __forceinline__ void bring(Shared& s) {
         Row own = row_at(s, s.first, slot_of(s, s.first, row + 32 * half));
         slot[half] = slot_of(s, s.first + 1, row + 32 * half);
         scales[half] = own.scales;
+        if (lane == 0) s.bound[0][half * 32 + row] = bound_of(own);
 #pragma unroll
         for (int i = 0; i < 5; ++i) chunk[half][i] = load_chunk(own, lane + 8 * i);
     }
     // Chunk lane + 8 i of codes is 16 channels of block lane / 4 + 2 i; from chunk 28 on there are no codes: each lane has one of them.
     u32 codes_at = lane / 4 * BLOCK + row * 128 + ((lane % 4 * 2 ^ row % 8) << 4);
     u32 rest_at = (BLOCKS - 1) * BLOCK + row * 128 + ((lane ^ 4 ^ row % 8) << 4);
-    int tiles = s.last - s.first;
+    u32 tiles = s.last - s.first;
 #pragma unroll 1
-    for (int n = 0; n < tiles; ++n) {
-        int buffer = n % 2;
+    for (u32 n = 0; n < tiles; ++n) {
+        u32 buffer = n % 2;
         if (n >= 2) barrier_wait(&s.keys_free[buffer], n / 2 - 1 & 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -132,15 +143,17 @@ __device__ __forceinline__ void bring(Shared& s) {
                     *reinterpret_cast<uint4*>(to + rest_at) = own;
                 }
             }
-            if (lane == 0) s.bias[buffer][half * 32 + row] = scales[half] & THERE ? 0.0f : minus_infinity();
+            if (half == 1) {
+                fence_for_async();
+                barrier_arrive(&s.keys_full[buffer]);
+            }
             Row next = row_at(s, s.first + n + 1, slot[half]);
             slot[half] = slot_of(s, s.first + n + 2, row + 32 * half);
             scales[half] = next.scales;
+            if (lane == 0) s.bound[(n + 1) % 4][half * 32 + row] = bound_of(next);  // tile n - 3 is done with it
 #pragma unroll
             for (int i = 0; i < 5; ++i) chunk[half][i] = load_chunk(next, lane + 8 * i);
         }
-        fence_for_async();
-        barrier_arrive(&s.keys_full[buffer]);
     }
 }
 
@@ -167,7 +180,7 @@ __device__ __forceinline__ u64 operand_by_rows(const void* rows) {
 }
 
 // Adds a tile's weighted values to this team's half of the sums, decayed first.
-__device__ __forceinline__ void add_values(float (&sums)[2][64], Shared& s, int buffer, int half, float upper, float lower) {
+__device__ __forceinline__ void add_values(float (&sums)[2][64], Shared& s, u32 buffer, int half, float upper, float lower) {
     if (__any_sync(EVERYBODY, upper != 1.0f || lower != 1.0f)) {
 #pragma unroll
         for (int part = 0; part < 2; ++part)
@@ -194,11 +207,11 @@ __device__ __forceinline__ float power(float exponent) {  // of 2
 }
 
 // Of a thread's two heads the first; the other is 8 below.
-__device__ __forceinline__ int own_head(int mate) { return mate / 32 * 16 + mate % 32 / 4; }
+__device__ __forceinline__ u32 own_head(u32 mate) { return mate / 32 * 16 + mate % 32 / 4; }
 
 // Scores and weights of a tile, by the first team; returns the decay of its rows' sums so far. top, total: of both its rows.
-__device__ __forceinline__ void weigh(Shared& s, int n, float scale, float (&top)[2], float (&total)[2], float (&decay)[2]) {
-    int buffer = n % 2, thread = threadIdx.x, row = own_head(thread), quad = thread % 4;
+__device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top)[2], float (&total)[2], float (&decay)[2]) {
+    u32 buffer = n % 2;
     float scores[32];
     products_begin();
 #pragma unroll
@@ -208,14 +221,15 @@ __device__ __forceinline__ void weigh(Shared& s, int n, float scale, float (&top
         for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, block + step > 0);
     }
     products_wait();
+    u32 thread = thread_again(), row = own_head(thread), quad = thread % 4;
     float highest[2] = {top[0], top[1]};
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        float2 bias = *reinterpret_cast<const float2*>(s.bias[buffer] + 8 * j + 2 * quad);
+        float2 bound = *reinterpret_cast<const float2*>(s.bound[n % 4] + 8 * j + 2 * quad);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            scores[4 * j + 2 * r] = fmaf(scores[4 * j + 2 * r], scale, bias.x);
-            scores[4 * j + 2 * r + 1] = fmaf(scores[4 * j + 2 * r + 1], scale, bias.y);
+            scores[4 * j + 2 * r] = fminf(scores[4 * j + 2 * r] * scale, bound.x);
+            scores[4 * j + 2 * r + 1] = fminf(scores[4 * j + 2 * r + 1] * scale, bound.y);
             highest[r] = fmaxf(highest[r], fmaxf(scores[4 * j + 2 * r], scores[4 * j + 2 * r + 1]));
         }
     }
@@ -258,13 +272,6 @@ __device__ __forceinline__ void store_two(u16* to, float first, float second) {
                  : "memory");
 }
 
-// threadIdx.x, read again where it is wanted: no register keeps it through the loop.
-__device__ __forceinline__ int thread_again() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 __device__ __forceinline__ List list_of(const u8* cache, const int* indices, const int* lengths, int row, int width, int pool, int page,
                                         i64 page_stride, i64 list_row) {
     int length = max(width, 0);
@@ -282,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) u8 memory[];
     Shared& s = *reinterpret_cast<Shared*>(memory);
     int thread = threadIdx.x, team = thread / TEAM, split = blockIdx.y, splits = gridDim.y;
-    int row = blockIdx.x / head_tiles, head = blockIdx.x % head_tiles * TILE;
+    u32 row = blockIdx.x / u32(head_tiles), head = blockIdx.x % u32(head_tiles) * TILE;
     if (thread < 2) {
         barrier_init(&s.keys_full[thread], 2 * TEAM);
         barrier_init(&s.keys_free[thread], 2 * TEAM / 32);
@@ -304,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
-    int tiles_here = s.last - s.first;
+    u32 tiles_here = s.last - s.first;
     if (tiles_here > 0) {  // queries: 64 chunks of 16 bytes a head
 #pragma unroll 8
         for (int i = thread; i < TILE * 64; i += 2 * TEAM) {
@@ -322,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (team == 0) {
         float top[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f}, decay[2];
 #pragma unroll 1
-        for (int n = 0; n < tiles_here; ++n) {
+        for (u32 n = 0; n < tiles_here; ++n) {
             barrier_wait(&s.keys_full[n % 2], n / 2 & 1);
             weigh(s, n, scale, top, total, decay);
             add_values(sums, s, n % 2, 0, decay[0], decay[1]);
@@ -331,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int r = 0; r < 2; ++r) {
             total[r] += __shfl_xor_sync(EVERYBODY, total[r], 1);
             total[r] += __shfl_xor_sync(EVERYBODY, total[r], 2);
-            int mate = thread_again(), h = own_head(mate) + 8 * r;
+            u32 mate = thread_again(), h = own_head(mate) + 8 * r;
             if (mate % 4 == 0) {
                 float below = total[r];
                 if (!SPLIT && sink != nullptr && head + h < heads) {
@@ -344,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     } else {
 #pragma unroll 1
-        for (int n = 0; n < tiles_here; ++n) {
-            int buffer = n % 2, mate = thread_again() % TEAM, own = own_head(mate);
+        for (u32 n = 0; n < tiles_here; ++n) {
+            u32 buffer = n % 2, mate = thread_again() % TEAM, own = own_head(mate);
             barrier_wait(&s.keys_full[buffer], n / 2 & 1);
             barrier_wait(&s.weights_full[buffer], n / 2 & 1);
             add_values(sums, s, buffer, 1, s.decay[buffer][own], s.decay[buffer][own + 8]);
@@ -354,10 +361,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     named_barrier(2, 2 * TEAM);
     if (SPLIT && tiles_here == 0) return;  // only the log-sum-exp is written, which says so
-    int mate = thread_again() % TEAM;
+    u32 mate = thread_again() % TEAM;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        int h = own_head(mate) + 8 * r;
+        u32 h = own_head(mate) + 8 * r;
         if (head + h >= heads) continue;
         float share = s.share[h];
         Out* to = out + ((i64(row) * splits + split) * heads + head + h) * CHANNELS + thread_again() / TEAM * 256 + 2 * (mate % 4);

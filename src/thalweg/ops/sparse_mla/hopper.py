@@ -104,7 +104,7 @@ def attend_variant(split: bool) -> CudaVariant:
     """The kernel."""
     block = TILE * 128
     queries, keys, weights = VALUE_DIM // 64 * block, 2 * VALUE_DIM // 64 * block, 2 * block
-    numbers = 5 * TILE * 4 + 2 * 40 + 16 + 8 * 8
+    numbers = 7 * TILE * 4 + 2 * 40 + 16 + 8 * 8
     shared_memory = queries + keys + weights + numbers
     shared_memory += -shared_memory % 1024
     return CudaVariant(
