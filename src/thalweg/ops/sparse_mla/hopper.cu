@@ -38,7 +38,7 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
-__device__ __forceinline__ int chunk_at(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+__device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
 // threadIdx.x, read again where it is wanted: no register keeps it through the loop.
 __device__ __forceinline__ u32 thread_again() {
@@ -107,22 +107,19 @@ __device__ __forceinline__ float power_of(u32 code) {  // ue8m0: 0 is 2^-127, 25
 // Brings the block's tiles: as one half of a tile has been decoded, the same half of the next is asked for, and nothing that was asked
 // for is looked at before the tile has been handed over. By two teams.
 __device__ __forceinline__ void bring(Shared& s) {
-    u32 thread = threadIdx.x - 2 * TEAM, row = thread / 8, lane = thread % 8;
     uint4 chunk[2][5];
     u64 scales[2];
     int slot[2];  // of the next tile's rows, known a tile before they are needed
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        Row own = row_at(s, s.first, slot_of(s, s.first, row + 32 * half));
-        slot[half] = slot_of(s, s.first + 1, row + 32 * half);
+        u32 thread = threadIdx.x - 2 * TEAM, row = thread / 8 + 32 * half, lane = thread % 8;
+        Row own = row_at(s, s.first, slot_of(s, s.first, row));
+        slot[half] = slot_of(s, s.first + 1, row);
         scales[half] = own.scales;
-        if (lane == 0) s.bound[0][half * 32 + row] = bound_of(own);
+        if (lane == 0) s.bound[0][row] = bound_of(own);
 #pragma unroll
         for (int i = 0; i < 5; ++i) chunk[half][i] = load_chunk(own, lane + 8 * i);
     }
-    // Chunk lane + 8 i of codes is 16 channels of block lane / 4 + 2 i; from chunk 28 on there are no codes: each lane has one of them.
-    u32 codes_at = lane / 4 * BLOCK + row * 128 + ((lane % 4 * 2 ^ row % 8) << 4);
-    u32 rest_at = (BLOCKS - 1) * BLOCK + row * 128 + ((lane ^ 4 ^ row % 8) << 4);
     u32 tiles = s.last - s.first;
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
@@ -130,17 +127,21 @@ __device__ __forceinline__ void bring(Shared& s) {
         if (n >= 2) barrier_wait(&s.keys_free[buffer], n / 2 - 1 & 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            u8* to = s.keys[buffer][0] + half * 32 * 128;
+            u32 thread = thread_again() - 2 * TEAM, row = thread / 8 + 32 * half, lane = thread % 8;
+            // Chunk lane + 8 i of codes is 16 channels of block lane / 4 + 2 i; from chunk 28 on there are no codes: each lane has one.
+            u8* codes_to = s.keys[buffer][lane / 4] + chunk_at(row, lane % 4 * 2);
+            u8* more_codes_to = s.keys[buffer][lane / 4] + chunk_at(row, lane % 4 * 2 + 1);
+            u8* rest_to = s.keys[buffer][BLOCKS - 1] + chunk_at(row, lane ^ 4);
             u64 own_scales = scales[half] >> (lane / 4 * 8);
 #pragma unroll
             for (int i = 0; i < 5; ++i) {
                 uint4 own = chunk[half][i];
                 if (i < 3 || (i == 3 && lane < 4)) {
                     float scale = power_of(u32(own_scales >> (16 * i)) & 0xFF);
-                    *reinterpret_cast<uint4*>(to + codes_at + 2 * i * BLOCK) = decode_eight(own.x, own.y, scale);
-                    *reinterpret_cast<uint4*>(to + (codes_at ^ 16) + 2 * i * BLOCK) = decode_eight(own.z, own.w, scale);
+                    *reinterpret_cast<uint4*>(codes_to + 2 * i * BLOCK) = decode_eight(own.x, own.y, scale);
+                    *reinterpret_cast<uint4*>(more_codes_to + 2 * i * BLOCK) = decode_eight(own.z, own.w, scale);
                 } else if (i == 3 || lane < 4) {
-                    *reinterpret_cast<uint4*>(to + rest_at) = own;
+                    *reinterpret_cast<uint4*>(rest_to) = own;
                 }
             }
             if (half == 1) {
@@ -148,9 +149,9 @@ __device__ __forceinline__ void bring(Shared& s) {
                 barrier_arrive(&s.keys_full[buffer]);
             }
             Row next = row_at(s, s.first + n + 1, slot[half]);
-            slot[half] = slot_of(s, s.first + n + 2, row + 32 * half);
+            slot[half] = slot_of(s, s.first + n + 2, row);
             scales[half] = next.scales;
-            if (lane == 0) s.bound[(n + 1) % 4][half * 32 + row] = bound_of(next);  // tile n - 3 is done with it
+            if (lane == 0) s.bound[(n + 1) % 4][row] = bound_of(next);  // tile n - 3 is done with it
 #pragma unroll
             for (int i = 0; i < 5; ++i) chunk[half][i] = load_chunk(next, lane + 8 * i);
         }
