@@ -49,7 +49,7 @@ class Inputs:
 
 def there_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """The tensor on DEVICE; a cache keeps its page stride."""
-    if tensor is None or tensor.device == DEVICE:
+    if tensor is None or tensor.device.type == DEVICE.type:
         return tensor
     storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(DEVICE)
     return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
