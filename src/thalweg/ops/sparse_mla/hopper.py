@@ -21,7 +21,7 @@ _POINTERS = (
     "q", "sink", "out", "lse", "cache", "indices", "lengths", "extra_cache", "extra_indices", "extra_lengths",
 )  # fmt: skip
 _INTEGERS = ("heads", "head_tiles", "width", "pool", "page", "extra_width", "extra_pool", "extra_page")
-_STRIDES = ("q_row", "q_head", "page_stride", "list_row", "extra_page_stride", "extra_list_row")
+_STRIDES = ("q_row", "q_head", "page_stride", "divide", "list_row", "extra_page_stride", "extra_divide", "extra_list_row")
 
 
 def avoided(device: torch.device) -> str | None:
@@ -35,6 +35,8 @@ def rejects(
     """Why these arguments are not for the kernel, or None."""
     if q.dtype != torch.bfloat16:
         return f"q of {q.dtype}, its products are of bfloat16"
+    if not scale > 0:
+        return f"scale {scale}: it takes the largest product of a row for its largest score"
     if q.stride(2) != 1 or q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16:
         return f"q of strides {q.stride()} at address {q.data_ptr():#x}: heads are not 16 bytes apart or a multiple"
     lists = {"cache": (cache, indices)}
@@ -91,8 +93,8 @@ def sparse_mla(
             q[some], sinks, into, into_lse, main, indices[some], own, other, extra_indices[some], extra,
             heads, head_tiles, indices.shape[1], cache.shape[0] * cache.shape[1], cache.shape[1],
             extra_indices.shape[1], extra_cache.shape[0] * extra_cache.shape[1], extra_cache.shape[1],
-            2 * q.stride(0), 2 * q.stride(1), main.stride(0), indices.stride(0), other.stride(0),
-            extra_indices.stride(0), scale * math.log2(math.e),
+            2 * q.stride(0), 2 * q.stride(1), main.stride(0), divide(cache.shape[1]), indices.stride(0),
+            other.stride(0), divide(extra_cache.shape[1]), extra_indices.stride(0), scale * math.log2(math.e),
         )  # fmt: skip
 
     by_splits(splits, out, lse, sink, launch)
@@ -100,12 +102,20 @@ def sparse_mla(
 
 
 @functools.cache
+def divide(divisor: int) -> int:
+    """How the kernel divides numbers below 2^31 by `divisor`: a multiplier, and a shift in the bits from 32 on."""
+    shift = (divisor - 1).bit_length()
+    return -(-(2 ** (31 + shift)) // divisor) | shift << 32
+
+
+@functools.cache
 def attend_variant(split: bool) -> CudaVariant:
     """The kernel."""
     block = TILE * 128
     queries, keys, weights = VALUE_DIM // 64 * block, 2 * VALUE_DIM // 64 * block, 2 * block
-    numbers = 7 * TILE * 4 + 2 * 40 + 16 + 8 * 8
-    shared_memory = queries + keys + weights + numbers
+    ring = 4 * TILE * (8 * 4 + 8 + 4)
+    numbers = 3 * TILE * 4 + 4 * 2 * 4 + 8 + 12 + 16 * 8 + 4
+    shared_memory = queries + keys + weights + ring + numbers
     shared_memory += -shared_memory % 1024
     return CudaVariant(
         name=f"sparse_mla/hopper/v4/{'split' if split else 'whole'}",
