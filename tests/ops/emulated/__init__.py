@@ -31,7 +31,6 @@ _BODIES = {
     "void product_more_values(": "mma<192>(sums, a, b, add, true);",
     "void store_matrices(": "store_matrices_shim(to, four);",
     "float power(": "return exp2f(exponent);",
-    "void store_two(u16*": "((u32*)to)[0] = cvt_bf16x2(second, first);",
     "u32 thread_again(": "return threadIdx.x;",
 }
 
@@ -66,5 +65,6 @@ def _for_a_cpu(text: str) -> str:
     pack = r'asm\("cvt\.rn\.bf16x2\.f32 %0, %1, %2;" : "=r"\((\w+)\) : "f"\((\w+)\), "f"\((\w+)\)\);'
     text = re.sub(pack, r"\1 = cvt_bf16x2(\2, \3);", text)
     text = re.sub(r'asm volatile\("setmaxnreg[^;]*;"\);', "", text)
+    text = re.sub(r'asm volatile\("(cp\.async\.wait_all|griddepcontrol\.\w+);" ::: "memory"\);', "", text)
     assert "asm" not in text, "an instruction that shim.h does not have"
     return text

@@ -40,6 +40,12 @@ __device__ __forceinline__ void copies_arrive(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+__device__ __forceinline__ void chunks_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Where kernels are launched to overlap: this one's work begins when the kernel before it has ended; the one after it may be launched.
+__device__ __forceinline__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_the_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // A slot's data, five lines of 128 bytes from a multiple of 64 on, to the L2; nobody waits.
 __device__ __forceinline__ void fetch_ahead(const u8* data) {
 #pragma unroll
@@ -73,6 +79,12 @@ struct List {
     int pool, page;
 };
 
+// A block's tiles: those of a row's first list, then those of its second.
+struct Split {
+    int lengths[2];               // of the row's lists
+    int main_tiles, first, last;  // tiles of the first list, and the block's of both
+};
+
 constexpr int RING = 4;  // tiles that are known
 
 struct Shared {
@@ -85,8 +97,7 @@ struct Shared {
     float decay[2][TILE];           // of a head's sums
     float share[TILE];              // of a head's sums in the result
     int holes[RING][2];             // whether entries of either half of a tile are none
-    int lengths[2];                 // of the row's lists
-    int main_tiles, first, last;    // tiles of the first list, and the block's of both
+    Split own;
     u64 keys_full[2], keys_free[2], weights_full[2], weights_free[2], places_full[RING], factors_full[RING];
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
@@ -130,18 +141,28 @@ struct Scout {
     int slot;    // of the tile after it
 };
 
-// The slot listed at a row of a tile; -1 behind the list's end.
-__device__ __forceinline__ int slot_of(const Shared& s, const List& main, const List& extra, int tile, u32 row) {
-    bool second = tile >= s.main_tiles;
-    int entry = (second ? tile - s.main_tiles : tile) * TILE + int(row);
-    const int* indices = second ? extra.indices : main.indices;
-    return tile < s.last && entry < s.lengths[second] ? __ldg(indices + entry) : -1;
+__device__ __forceinline__ Split split_of(int length, int extra_length, int split, int splits) {
+    int tiles = (length + TILE - 1) / TILE, every = tiles + (extra_length + TILE - 1) / TILE;
+    return {{length, extra_length}, tiles, int(i64(every) * split / splits), int(i64(every) * (split + 1) / splits)};
+}
+
+// Where a row of a tile stands in its list; -1 behind the list's end.
+__device__ __forceinline__ int entry_of(const Split& of, int tile, u32 row) {
+    bool second = tile >= of.main_tiles;
+    int entry = (second ? tile - of.main_tiles : tile) * TILE + int(row);
+    return tile < of.last && entry < (second ? of.lengths[1] : of.lengths[0]) ? entry : -1;
+}
+
+// The slot listed there; -1: none.
+__device__ __forceinline__ int slot_of(const Split& of, const List& main, const List& extra, int tile, u32 row) {
+    int entry = entry_of(of, tile, row);
+    return entry < 0 ? -1 : __ldg((tile >= of.main_tiles ? extra.indices : main.indices) + entry);
 }
 
 // Says where row `row` of the block's tile n lies, for `slot` of its list; returns its scales.
-__device__ __forceinline__ u64 find(Shared& s, const List& main, const List& extra, u32 n, int slot, u32 mate) {
+__device__ __forceinline__ u64 find(Shared& s, const Split& of, const List& main, const List& extra, u32 n, int slot, u32 mate) {
     u32 row = mate % TILE;
-    bool second = int(s.first + n) >= s.main_tiles, there = u32(slot) < u32(second ? extra.pool : main.pool);
+    bool second = int(of.first + n) >= of.main_tiles, there = u32(slot) < u32(second ? extra.pool : main.pool);
     u32 slots = second ? extra.page : main.page;
     u32 page = quotient(slot, second ? extra.divide : main.divide), in_page = slot - page * slots;
     const u8* at = (second ? extra.cache : main.cache) + page * (second ? extra.page_stride : main.page_stride);
@@ -167,24 +188,29 @@ __device__ __forceinline__ void give_factors(Shared& s, u32 n, u64 scales, u32 m
     barrier_arrive(&s.factors_full[n % RING]);
 }
 
-// Tiles 0 to 2, and the scales of 0 and 1.
-__device__ __forceinline__ Scout find_first(Shared& s, const List& main, const List& extra, u32 mate) {
-    int slots[RING];
+// Tiles 0 to 2, and the scales of 0 and 1; `guesses` are slots of the first tiles of full lists.
+__device__ __forceinline__ Scout find_first(Shared& s, const Split& of, const List& main, const List& extra, u32 mate, int width, int extra_width,
+                                            int split, int splits, int (&guesses)[RING]) {
+    Split full = split_of(width, extra_width, split, splits);
+    bool right = full.first == of.first && full.main_tiles == of.main_tiles;
 #pragma unroll
-    for (int n = 0; n < RING; ++n) slots[n] = slot_of(s, main, extra, s.first + n, mate % TILE);
+    for (int n = 0; n < RING; ++n) {
+        if (!right) guesses[n] = slot_of(of, main, extra, of.first + n, mate % TILE);
+        else if (entry_of(of, of.first + n, mate % TILE) < 0) guesses[n] = -1;
+    }
     u64 scales[RING - 1];
 #pragma unroll
-    for (int n = 0; n < RING - 1; ++n) scales[n] = find(s, main, extra, n, slots[n], mate);
+    for (int n = 0; n < RING - 1; ++n) scales[n] = find(s, of, main, extra, n, guesses[n], mate);
     give_factors(s, 0, scales[0], mate);
     give_factors(s, 1, scales[1], mate);
-    return {scales[2], slots[3]};
+    return {scales[2], guesses[3]};
 }
 
 // Before tile n, when all are done with tile n - 1: scales of tile n + 2, the place of n + 3, the list's entry of n + 4.
-__device__ __forceinline__ void find_next(Shared& s, const List& main, const List& extra, u32 n, Scout& scout, u32 mate) {
+__device__ __forceinline__ void find_next(Shared& s, const Split& of, const List& main, const List& extra, u32 n, Scout& scout, u32 mate) {
     give_factors(s, n + 2, scout.scales, mate);
-    scout.scales = find(s, main, extra, n + 3, scout.slot, mate);
-    scout.slot = slot_of(s, main, extra, s.first + n + 4, mate % TILE);
+    scout.scales = find(s, of, main, extra, n + 3, scout.slot, mate);
+    scout.slot = slot_of(of, main, extra, of.first + n + 4, mate % TILE);
 }
 
 // ---- cached rows: by the first two teams -------------------------------------------------------------------------------------------
@@ -208,7 +234,7 @@ __device__ __forceinline__ void decode(uint4 codes, u32 factor, u32 to, u32 othe
 __device__ __forceinline__ void bring(Shared& s) {
     u32 lane = threadIdx.x % 32, eighth = lane % 8, row = threadIdx.x / 32 * 4 + lane / 8;
     bool upper = eighth >= 4;
-    u32 last_row = row + (upper ? 32 : 0), tiles = s.last - s.first;
+    u32 last_row = row + (upper ? 32 : 0), tiles = s.own.last - s.own.first;
     uint4 codes[2][3], last_codes;
     barrier_wait(&s.places_full[0], 0);
 #pragma unroll
@@ -316,9 +342,10 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
 #pragma unroll
         for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, block + step > 0);
     }
+    bool holes = s.holes[n % RING][0] | s.holes[n % RING][1];
     products_wait();
     u32 mate = thread_again() % TEAM, quad = mate % 4;
-    if (s.holes[n % RING][0] | s.holes[n % RING][1]) {
+    if (holes) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             float2 bound = *reinterpret_cast<const float2*>(s.bound[n % RING] + 8 * j + 2 * quad);
@@ -364,7 +391,7 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
 
 // Makes the block's scores and weights, and the sums of the first 128 channels.
 __device__ __forceinline__ void attend(Shared& s, float scale, float (&sums)[64], float (&top)[2], float (&total)[2]) {
-    u32 tiles = s.last - s.first;
+    u32 tiles = s.own.last - s.own.first;
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
         float decay[2];
@@ -384,12 +411,11 @@ __device__ __forceinline__ void attend(Shared& s, float scale, float (&sums)[64]
 }
 
 // Makes the sums of the other 384 channels.
-__device__ __forceinline__ void add_values(Shared& s, const List& main, const List& extra, float (&sums)[2][96]) {
-    u32 tiles = s.last - s.first;
-    Scout scout = find_first(s, main, extra, thread_again() % TEAM);
+__device__ __forceinline__ void add_values(Shared& s, const List& main, const List& extra, float (&sums)[2][96], Scout scout) {
+    u32 tiles = s.own.last - s.own.first;
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
-        find_next(s, main, extra, n, scout, thread_again() % TEAM);  // not while products run: the assembler would make them wait
+        find_next(s, s.own, main, extra, n, scout, thread_again() % TEAM);  // not while products run: the assembler would make them wait
         u32 buffer = n % 2, own = own_head(thread_again() % TEAM);
         barrier_wait(&s.keys_full[buffer], n / 2 & 1);
         barrier_wait(&s.weights_full[buffer], n / 2 & 1);
@@ -409,24 +435,28 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
     }
 }
 
-template <typename Out>
-__device__ __forceinline__ void store_two(Out* to, float first, float second);
-template <>
-__device__ __forceinline__ void store_two(float* to, float first, float second) {
-    *reinterpret_cast<float2*>(to) = make_float2(first, second);
-}
-template <>
+using Out = OUT;  // u16: bf16
+
+constexpr int PITCH = CHANNELS * int(sizeof(Out)) + 8 * 4 * int(sizeof(Out)) / 2;  // bytes of a head's results: stores of 8 heads meet no bank twice
+static_assert(TILE * PITCH <= sizeof(Shared::keys) + sizeof(Shared::weights), "results lie where keys and weights lay");
+
+__device__ __forceinline__ void store_two(float* to, float first, float second) { *reinterpret_cast<float2*>(to) = make_float2(first, second); }
+
 __device__ __forceinline__ void store_two(u16* to, float first, float second) {
-    asm volatile("{\n.reg .b32 two;\ncvt.rn.bf16x2.f32 two, %1, %2;\nst.global.b32 [%0], two;\n}\n" ::"l"(to), "f"(second), "f"(first)
-                 : "memory");
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+    *reinterpret_cast<u32*>(to) = pair;
+}
+
+// Where a head's results from `channel` on lie before they leave.
+__device__ __forceinline__ Out* staged(Shared& s, u32 head, u32 channel) {
+    return reinterpret_cast<Out*>(&s.keys[0][0][0] + head * PITCH) + channel;
 }
 
 __device__ __forceinline__ int length_of(const int* lengths, int row, int width) {
     int length = max(width, 0);
     return lengths == nullptr ? length : min(max(lengths[row], 0), length);
 }
-
-using Out = OUT;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attend_kernel(const u8* q, const float* sink, Out* out, float* lse, const u8* cache, const int* indices, const int* lengths,
@@ -447,35 +477,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&s.places_full[thread], TILE);
         barrier_init(&s.factors_full[thread], TILE);
     }
-    if (thread == 0) {
-        int length = length_of(lengths, row, width), extra_length = length_of(extra_lengths, row, extra_width);
-        int tiles = (length + TILE - 1) / TILE, every = tiles + (extra_length + TILE - 1) / TILE;
-        s.lengths[0] = length, s.lengths[1] = extra_length, s.main_tiles = tiles;
-        s.first = int(i64(every) * split / splits), s.last = int(i64(every) * (split + 1) / splits);
+    List main = {cache, indices + row * list_row, page_stride, divide, pool, page};
+    List extra = {extra_cache, extra_indices + row * extra_list_row, extra_page_stride, extra_divide, extra_pool, extra_page};
+    wait_for_the_kernel_before();
+    let_the_next_kernel_come();
+    int guesses[RING];  // entries of the first tiles if the lists are full: not a latency behind their lengths
+    if (team == 3) {
+        Split full = split_of(max(width, 0), max(extra_width, 0), split, splits);
+#pragma unroll
+        for (int n = 0; n < RING; ++n) guesses[n] = slot_of(full, main, extra, full.first + n, thread % TILE);
+    } else if (team == 2) {  // queries: 64 chunks of 16 bytes a head
+#pragma unroll 8
+        for (int i = thread % TEAM; i < TILE * 64; i += TEAM) {
+            u32 h = i / 64, c = i % 64, to = shared_address(s.queries[c / 8]) + chunk_at(h, chunk_of(c));
+            if (head + h < heads) copy_chunk(to, q + row * q_row + (head + h) * q_head + c * 16);
+            else store_chunk(to, make_uint4(0, 0, 0, 0));
+        }
+    } else if (thread == 0) {
+        s.own = split_of(length_of(lengths, row, width), length_of(extra_lengths, row, extra_width), split, splits);
     }
     __syncthreads();
+    const Split own = s.own;
+    bool any = own.first < own.last;
     if (team < 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (s.first < s.last) bring(s);
+        if (any) bring(s);
         return;
     }
-    bool any = s.first < s.last;
     i64 result = (i64(row) * splits + split) * heads + head;
     u32 mate = thread % TEAM, column = 2 * (mate % 4);
     if (team == 2) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        if (any) {  // queries: 64 chunks of 16 bytes a head
-#pragma unroll 8
-            for (int i = mate; i < TILE * 64; i += TEAM) {
-                int h = i / 64, c = i % 64;
-                uint4 chunk = make_uint4(0, 0, 0, 0);
-                if (head + h < heads) chunk = __ldg(reinterpret_cast<const uint4*>(q + row * q_row + (head + h) * q_head) + c);
-                *reinterpret_cast<uint4*>(s.queries[c / 8] + chunk_at(h, chunk_of(c))) = chunk;
-            }
-        }
+        chunks_copied();
         fence_for_async();
         named_barrier(1, TEAM);
-        float sums[64], top[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
+        float sums[64], top[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f}, shares[2];
         if (any) attend(s, scale, sums, top, total);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -492,32 +528,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 s.share[h] = share;
                 if (head + h < heads) lse[result + h] = (top[r] + log2f(total[r])) * (SPLIT ? 1.0f : LN2);
             }
-            if ((SPLIT && !any) || head + h >= heads) continue;  // of a split of nothing only the log-sum-exp is written, which says so
-            Out* to = out + (result + h) * CHANNELS + column;
-#pragma unroll
-            for (int j = 0; j < 16; ++j)
-                store_two(to + channel_at(j / 8, j % 8), any ? sums[4 * j + 2 * r] * share : 0.0f, any ? sums[4 * j + 2 * r + 1] * share : 0.0f);
+            shares[r] = share;
         }
-        named_barrier(2, 2 * TEAM);
+        named_barrier(2, 2 * TEAM);  // keys and weights are done with
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const float* two = sums + 4 * j + 2 * r;
+                store_two(staged(s, own_head(mate) + 8 * r, channel_at(j / 8, j % 8) + column), two[0] * shares[r], two[1] * shares[r]);
+            }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        List main = {cache, indices + row * list_row, page_stride, divide, pool, page};
-        List extra = {extra_cache, extra_indices + row * extra_list_row, extra_page_stride, extra_divide, extra_pool, extra_page};
         float sums[2][96];  // of 192 channels each
-        if (any) add_values(s, main, extra, sums);
+        if (any) {
+            Scout scout = find_first(s, own, main, extra, mate, max(width, 0), max(extra_width, 0), split, splits, guesses);
+            add_values(s, main, extra, sums, scout);
+        }
         named_barrier(2, 2 * TEAM);
-        if (SPLIT && !any) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            u32 h = own_head(thread_again() % TEAM) + 8 * r;
-            if (head + h >= heads) continue;
+            u32 h = own_head(mate) + 8 * r;
             float share = s.share[h];
-            Out* to = out + (result + h) * CHANNELS + column;
 #pragma unroll
             for (int j = 0; j < 48; ++j) {
                 const float* two = sums[j / 24] + j % 24 * 4 + 2 * r;
-                store_two(to + channel_at(2 + j / 8, j % 8), any ? two[0] * share : 0.0f, any ? two[1] * share : 0.0f);
+                store_two(staged(s, h, channel_at(2 + j / 8, j % 8) + column), two[0] * share, two[1] * share);
             }
         }
+    }
+    if (SPLIT && !any) return;  // of a split of nothing only the log-sum-exp is written, which says so
+    named_barrier(2, 2 * TEAM);
+    constexpr u32 A_HEAD = CHANNELS * sizeof(Out) / 16;  // in chunks
+    u32 chunks = min(TILE, heads - int(head)) * A_HEAD;
+    uint4* to = reinterpret_cast<uint4*>(out + result * CHANNELS);
+#pragma unroll 4
+    for (u32 i = thread - 2 * TEAM; i < chunks; i += 2 * TEAM) {
+        uint4 chunk = *reinterpret_cast<const uint4*>(&s.keys[0][0][0] + i / A_HEAD * PITCH + i % A_HEAD * 16);
+        to[i] = any ? chunk : make_uint4(0, 0, 0, 0);
     }
 }
