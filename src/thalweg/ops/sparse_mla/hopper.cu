@@ -85,7 +85,8 @@ struct Split {
     int main_tiles, first, last;  // tiles of the first list, and the block's of both
 };
 
-constexpr int RING = 4;  // tiles that are known
+constexpr int RING = 4;    // tiles that are known
+constexpr int STAGES = 4;  // a tile's keys are handed over two blocks at a time: the products begin before all are decoded
 
 struct Shared {
     u8 queries[BLOCKS][BLOCK];
@@ -98,7 +99,7 @@ struct Shared {
     float share[TILE];              // of a head's sums in the result
     int holes[RING][2];             // whether entries of either half of a tile are none
     Split own;
-    u64 keys_full[2], keys_free[2], weights_full[2], weights_free[2], places_full[RING], factors_full[RING];
+    u64 keys_full[2][STAGES], keys_free[2], weights_full[2], weights_free[2], places_full[RING], factors_full[RING];
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
@@ -251,25 +252,27 @@ __device__ __forceinline__ void bring(Shared& s) {
         for (int half = 0; half < 2; ++half)
             copy_chunk(at + shift + half * 32 * 128 + (BLOCKS - 1) * BLOCK - (upper ? BLOCK : 0),
                        s.places[known][row + 32 * half] + eighth * 16 + 448);
-        copies_arrive(&s.keys_full[buffer]);
+        copies_arrive(&s.keys_full[buffer][STAGES - 1]);
         barrier_wait(&s.factors_full[known], n / RING & 1);
         barrier_wait(&s.places_full[next], (n + 1) / RING & 1);
+        const u8* from[2] = {s.places[next][row] + eighth * 16, s.places[next][row + 32] + eighth * 16};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const u8* from = s.places[next][row + 32 * half] + eighth * 16;
+        for (int i = 0; i < 3; ++i) {
 #pragma unroll
-            for (int i = 0; i < 3; ++i) {
+            for (int half = 0; half < 2; ++half) {
                 u32 to = at + shift + i * 2 * BLOCK + half * 32 * 128;
                 decode(codes[half][i], s.factors[known][row + 32 * half][eighth / 4 + 2 * i], to, to ^ 64);
-                codes[half][i] = load_chunk(from + 128 * i);
+                codes[half][i] = load_chunk(from[half] + 128 * i);
             }
+            fence_for_async();
+            barrier_arrive(&s.keys_full[buffer][i]);
         }
         u32 to = at + shift + 6 * BLOCK;
         if (upper) to = (to ^ 64) + 32 * 128 - BLOCK;
         decode(last_codes, s.factors[known][last_row][6], to, to ^ 64);
         last_codes = load_chunk(s.places[next][last_row] + eighth % 4 * 16 + 384);
         fence_for_async();
-        barrier_arrive(&s.keys_full[buffer]);
+        barrier_arrive(&s.keys_full[buffer][STAGES - 1]);
     }
 }
 
@@ -335,9 +338,13 @@ constexpr float SLACK = 8.0f;
 __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top)[2], float (&total)[2], float (&decay)[2], u32 (&weights)[16]) {
     u32 buffer = n % 2;
     float scores[32];
-    products_begin();
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block) {
+        if (block % 2 == 0) {
+            barrier_wait(&s.keys_full[buffer][block / 2], n / 2 & 1);
+            if (block / 2 == STAGES - 1) fence_for_async();  // for what was copied
+            products_begin();
+        }
         u64 a = operand(s.queries[block]), b = operand(s.keys[buffer][block]);
 #pragma unroll
         for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, block + step > 0);
@@ -385,7 +392,6 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
     }
     u32 row = own_head(mate);
     if (quad == 0) s.decay[buffer][row] = decay[0], s.decay[buffer][row + 8] = decay[1];
-    fence_for_async();
     barrier_arrive(&s.weights_full[buffer]);
 }
 
@@ -396,8 +402,6 @@ __device__ __forceinline__ void attend(Shared& s, float scale, float (&sums)[64]
     for (u32 n = 0; n < tiles; ++n) {
         float decay[2];
         u32 buffer = n % 2, weights[16];
-        barrier_wait(&s.keys_full[buffer], n / 2 & 1);
-        fence_for_async();  // for what was copied
         weigh(s, n, scale, top, total, decay, weights);
         if (n > 0 && __any_sync(EVERYBODY, decay[0] != 1.0f || decay[1] != 1.0f)) decay_sums(sums, decay[0], decay[1]);
         u64 b = operand_by_rows(s.keys[buffer][0]);
@@ -417,9 +421,9 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
     for (u32 n = 0; n < tiles; ++n) {
         find_next(s, s.own, main, extra, n, scout, thread_again() % TEAM);  // not while products run: the assembler would make them wait
         u32 buffer = n % 2, own = own_head(thread_again() % TEAM);
-        barrier_wait(&s.keys_full[buffer], n / 2 & 1);
+        barrier_wait(&s.keys_full[buffer][STAGES - 1], n / 2 & 1);
         barrier_wait(&s.weights_full[buffer], n / 2 & 1);
-        fence_for_async();
+        fence_for_async();  // for copies, and for weights: their team has no time for it
         float upper = s.decay[buffer][own], lower = s.decay[buffer][own + 8];
         if (n > 0 && __any_sync(EVERYBODY, upper != 1.0f || lower != 1.0f)) decay_sums(sums[0], upper, lower), decay_sums(sums[1], upper, lower);
         u64 a = operand(s.weights[buffer]), b = operand_by_rows(s.keys[buffer][2]);
@@ -468,7 +472,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int thread = threadIdx.x, team = thread / TEAM, split = blockIdx.y, splits = gridDim.y;
     u32 row = blockIdx.x / u32(head_tiles), head = blockIdx.x % u32(head_tiles) * TILE;
     if (thread < 2) {
-        barrier_init(&s.keys_full[thread], 4 * TEAM);  // each thread of two teams: its copies, its stores
+        for (int stage = 0; stage < STAGES; ++stage)  // each thread of two teams: its stores; of the last stage its copies too
+            barrier_init(&s.keys_full[thread][stage], (stage == STAGES - 1 ? 4 : 2) * TEAM);
         barrier_init(&s.keys_free[thread], 2 * TEAM / 32);
         barrier_init(&s.weights_full[thread], TEAM);
         barrier_init(&s.weights_free[thread], TEAM / 32);

@@ -114,7 +114,7 @@ def attend_variant(split: bool) -> CudaVariant:
     block = TILE * 128
     queries, keys, weights = VALUE_DIM // 64 * block, 2 * VALUE_DIM // 64 * block, 2 * block
     ring = 4 * TILE * (8 * 4 + 8 + 4)
-    numbers = 3 * TILE * 4 + 4 * 2 * 4 + 8 + 12 + 16 * 8 + 4
+    numbers = 3 * TILE * 4 + 4 * 2 * 4 + 8 + 12 + 22 * 8 + 4
     shared_memory = queries + keys + weights + ring + numbers
     shared_memory += -shared_memory % 1024
     return CudaVariant(
