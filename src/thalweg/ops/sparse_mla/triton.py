@@ -32,8 +32,10 @@ def sparse_mla(
     extra_lengths: torch.Tensor | None,
     scale: float,
     deterministic: bool,
+    *,
+    choice: choices.Choice | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `thalweg.ops.sparse_mla`."""
+    """See `thalweg.ops.sparse_mla`. choice: this configuration in place of the table's, to measure it."""
     check_lists(cache, indices, lengths)
     if extra_cache is None or extra_indices is None:
         extra_cache, extra_indices = cache, indices[:, :0]
@@ -50,7 +52,9 @@ def sparse_mla(
         indices, extra_indices = indices.long(), extra_indices.long()
     indices, extra_indices = (each if each.stride(1) == 1 else each.contiguous() for each in (indices, extra_indices))
     card, layout = hardware.of_device(device), layout_of(cache).NAME
-    if deterministic:  # not by the number of rows
+    if choice is not None:
+        chosen = choice
+    elif deterministic:  # not by the number of rows
         chosen = choices.choose(card, layout, heads)
     else:
         widths = (indices.shape[1], extra_indices.shape[1])
