@@ -1,1 +1,1 @@
-"""Scripts that make what the package ships; not part of the package."""
+"""Scripts that make what the package ships, and tools of its tests; not part of the package."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from thalweg import cli_kernels_bench
+from thalweg import cli_kernels_bench, cli_kernels_tune
 from thalweg.cli_streams import write
 from thalweg.errors import UserError
 
@@ -25,6 +25,7 @@ def add(verbs: Any) -> None:
     compile_.add_argument("--json", type=Path, metavar="FILE", help="write the results there as JSON, too")
     compile_.set_defaults(run=run, verb="kernels compile")
     cli_kernels_bench.add(actions)
+    cli_kernels_tune.add(actions)
 
 
 def run(arguments: argparse.Namespace) -> int:

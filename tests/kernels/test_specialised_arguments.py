@@ -43,7 +43,7 @@ for module in (each for each in rooms.kernel_modules() if each.endswith(".triton
                 divisible_by_16=tuple(n for n in variant.divisible_by_16 if n not in ones),
             )
             try:
-                compiler._compile(special, hardware)
+                compiler.compile_triton(special, hardware)
             except Done:
                 continue
             except Exception as error:

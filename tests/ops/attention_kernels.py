@@ -24,6 +24,7 @@ class Inputs:
     lengths: torch.Tensor | None = None
     sink: torch.Tensor | None = None
     extra: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None
+    rotate_back: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def run(self, implementation: str, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """(out, lse), computed on DEVICE, on the CPU."""
@@ -34,7 +35,8 @@ class Inputs:
         """(out, lse) on DEVICE."""
         there = [there_of(each) for each in (self.q, self.cache, self.indices, self.lengths, self.sink)]
         extra = None if self.extra is None else tuple(there_of(each) for each in self.extra)
-        return sparse_mla(*there, extra, scale=SCALE, implementation=implementation, **options)
+        back = None if self.rotate_back is None else tuple(there_of(each) for each in self.rotate_back)
+        return sparse_mla(*there, extra, scale=SCALE, rotate_back=back, implementation=implementation, **options)
 
     def part(self, rows: slice) -> "Inputs":
         """Only these rows."""
@@ -44,7 +46,8 @@ class Inputs:
             None if self.extra[2] is None else self.extra[2][rows],
         )
         lengths = None if self.lengths is None else self.lengths[rows]
-        return Inputs(self.q[rows], self.cache, self.indices[rows], lengths, self.sink, extra)
+        back = self.rotate_back and (self.rotate_back[0][rows], self.rotate_back[1])
+        return Inputs(self.q[rows], self.cache, self.indices[rows], lengths, self.sink, extra, back)
 
 
 def there_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -75,6 +78,11 @@ def made(
         other, extra_known = filled(g, layout, 1 + max(2, 128 // extra_page_slots), extra_page_slots)
         extra = (other, listed(g, extra_known, rows, extra_width), None)
     return Inputs(q, cache, listed(g, known, rows, width), None, randn(g, heads) if sink else None, extra)
+
+
+def back_from(*positions: int, dtype: torch.dtype = torch.int64) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotate_back` for rows at these positions, by the frequencies of the model's compressed layers (base 1.6e5)."""
+    return torch.tensor(positions, dtype=dtype), 1.6e5 ** -(torch.arange(32) / 32)
 
 
 def listed(generator: torch.Generator, known: dict, rows: int, width: int) -> torch.Tensor:

@@ -51,7 +51,7 @@ def arguments() -> dict[str, tuple]:
         "index_topk": (q, keys, weights, lengths, table, 7, None, 64, False, None),
         "sparse_mla": (
             *(torch.randn(2, 4, 512), main, integers(64, 65, -1, 66).view(2, 2), None, torch.randn(4)),
-            *(main, integers(70, 71).view(2, 1), integers(1, 0), 0.04, True, None),
+            *(main, integers(70, 71).view(2, 1), integers(1, 0), 0.04, True, integers(3, 9), torch.rand(32), None),
         ),
         "mla_verify": (
             *(torch.randn(2, 3, 4, 576), latent, integers(1, 2).view(2, 1), integers(5, 9)),

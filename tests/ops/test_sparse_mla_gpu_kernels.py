@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.attention_inputs import MODULES, poison
-from tests.ops.attention_kernels import DEVICE, Inputs, agrees, check, made
+from tests.ops.attention_kernels import DEVICE, Inputs, agrees, back_from, check, made
 from thalweg.layouts import v4
 from thalweg.ops import hardware
 from thalweg.ops.sparse_mla import choice, tile
@@ -58,6 +58,19 @@ def test_heads_and_batches_on_a_gpu(layout: str, heads: int) -> None:
         inputs.lengths = torch.arange(rows, device=DEVICE) * 37 % 129
         inputs.extra = (*inputs.extra[:2], (torch.arange(rows, device=DEVICE) * 101 % 600 - 40).int())
         check(inputs)
+
+
+@pytest.mark.parametrize("heads", [8, 64, 128])
+def test_results_turned_back_by_positions_of_a_million_on_a_gpu(heads: int) -> None:
+    """In one split and in several; the first 448 channels have the bits of results that are not turned."""
+    for rows in (1, 16, 150):
+        inputs = large("v4", rows, heads, 128, 512)
+        positions = torch.randint(2**20, (rows,), device=DEVICE)
+        inputs.rotate_back = positions, back_from()[1].to(DEVICE)
+        plain = dataclasses.replace(inputs, rotate_back=None)
+        for deterministic in (False, True):
+            got, unturned = check(inputs, deterministic=deterministic), plain.run("triton", deterministic=deterministic)
+            assert torch.equal(got[0][..., :448], unturned[0][..., :448]) and torch.equal(got[1], unturned[1])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -80,7 +80,8 @@ def test_compressed_entries_visible_one_token_late(case: Case, monkeypatch: pyte
 
 
 def test_values_not_turned_back(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "rotate", lambda x, *rest, **named: x)
+    real = attention.sparse_mla
+    monkeypatch.setattr(attention, "sparse_mla", lambda *args, rotate_back, **named: real(*args, **named))
     assert case.difference(case.model()) > FAR
 
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from thalweg.kernels import rooms
 from thalweg.ops import cuda
@@ -76,7 +77,7 @@ def compile_variant(module: str, name: str, architecture: str) -> Compiled:
     compiled, failure = None, ""
     with _captured() as output:
         try:
-            compiled = _compile(variant, hardware)
+            compiled = compile_triton(variant, hardware)
         except Exception as error:  # whatever the compiler raises is what this suite is there to report
             failure = _last_line(error)
     seconds = time.perf_counter() - begin
@@ -123,7 +124,8 @@ def _compile_cuda(variant: cuda.CudaVariant, architecture: str) -> Compiled:
     )
 
 
-def _compile(variant: KernelVariant, hardware: Hardware):
+def compile_triton(variant: KernelVariant, hardware: Hardware) -> Any:
+    """What `triton.compile` gives of a variant for `hardware`, without a GPU; raises what the compiler raises."""
     from triton import compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

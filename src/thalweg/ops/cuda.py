@@ -7,7 +7,7 @@ which torch's own builds for CUDA 12.9 and later require.
 import ctypes
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,27 +38,10 @@ class CudaVariant:
 
     def launch(self, blocks: tuple[int, int] | int, *args: Any, cluster: int = 1) -> None:
         """Launches so many blocks (x, y), in clusters of `cluster`, on the current stream of the first tensor's device."""
-        driver = _bindings("driver")
-        device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
-        index = torch.cuda.current_device() if device.index is None else device.index
-        values = [_packed(kind, arg) for kind, arg in zip(self.signature.values(), args, strict=True)]
-        addresses = (ctypes.c_void_p * len(values))(
-            *(value.getPtr() if hasattr(value, "getPtr") else ctypes.addressof(value) for value in values)
-        )
-        config = driver.CUlaunchConfig()
-        across, down = blocks if isinstance(blocks, tuple) else (blocks, 1)
-        config.gridDimX, config.gridDimY, config.gridDimZ = across, down, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
-        config.sharedMemBytes = self.shared_memory
-        config.hStream = torch.cuda.current_stream(index).cuda_stream
-        if cluster > 1:
-            attribute = driver.CUlaunchAttribute()
-            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-            config.attrs, config.numAttrs = [attribute], 1
+        index = device_of(args)
         with torch.cuda.device(index):
             function = _function(self, index)
-            _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0))
+            launch(function, blocks, self.threads, self.shared_memory, self.signature.values(), args, cluster)
 
     def __hash__(self) -> int:
         return hash((self.source, self.name))
@@ -129,15 +112,54 @@ def _compile(source: str, defines: tuple[tuple[str, int | str], ...], target: st
 
 @functools.cache
 def _function(variant: CudaVariant, index: int) -> Any:
-    """The kernel, loaded on the device, and allowed its shared memory."""
-    driver = _bindings("driver")
     major, minor = torch.cuda.get_device_capability(index)
     code, _report = compile_source(variant.source, tuple(variant.defines.items()), f"sm_{major}{minor}")
+    return load(code, variant.entry, variant.shared_memory)
+
+
+def load(code: bytes, entry: str, shared_memory: int) -> Any:
+    """The kernel `entry` of machine code, loaded on the current device, and allowed its bytes of shared memory."""
+    driver = _bindings("driver")
     module = _checked(driver.cuModuleLoadData(code))
-    function = _checked(driver.cuModuleGetFunction(module, variant.entry.encode()))
+    function = _checked(driver.cuModuleGetFunction(module, entry.encode()))
     most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    _checked(driver.cuFuncSetAttribute(function, most, variant.shared_memory))
+    _checked(driver.cuFuncSetAttribute(function, most, shared_memory))
     return function
+
+
+def launch(
+    function: Any,
+    blocks: tuple[int, int] | int,
+    threads: int,
+    shared_memory: int,
+    kinds: Iterable[str],
+    args: Sequence[Any],
+    cluster: int = 1,
+) -> None:
+    """Launches a loaded kernel on the current stream of the current device; `kinds` as in `CudaVariant.signature`."""
+    driver = _bindings("driver")
+    values = [_packed(kind, arg) for kind, arg in zip(kinds, args, strict=True)]
+    addresses = (ctypes.c_void_p * len(values))(
+        *(value.getPtr() if hasattr(value, "getPtr") else ctypes.addressof(value) for value in values)
+    )
+    config = driver.CUlaunchConfig()
+    across, down = blocks if isinstance(blocks, tuple) else (blocks, 1)
+    config.gridDimX, config.gridDimY, config.gridDimZ = across, down, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_memory
+    config.hStream = torch.cuda.current_stream().cuda_stream
+    if cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+        config.attrs, config.numAttrs = [attribute], 1
+    _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0))
+
+
+def device_of(args: Sequence[Any]) -> int:
+    """The index of the first tensor's device."""
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 @functools.lru_cache(maxsize=256)

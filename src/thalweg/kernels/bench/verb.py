@@ -17,7 +17,7 @@ BENCHMARKS = (index.BENCHMARK, attention.BENCHMARK)
 def main(options: argparse.Namespace) -> int:
     """Runs the verb: `options.minutes`, `options.json` (a path or None). Raises UserError where there is no GPU."""
     run.require_gpu()
-    stamp = records.gpu_stamp(_commit(), "thalweg " + " ".join(sys.argv[1:]))
+    stamp = records.gpu_stamp(commit_here(), "thalweg " + " ".join(sys.argv[1:]))
     print(records.machine(stamp))
     end = time.monotonic() + options.minutes * 60
     lines, right = [], False
@@ -61,7 +61,7 @@ def _advice_on(op: str, measured: list[records.Record]) -> list[str]:
     return [f"{op}: {choice}: {mean:.2f} x the fastest peer (geomean), faster at {won} of {len(ratios)} points"]
 
 
-def _commit() -> str:
+def commit_here() -> str:
     """The commit of a checkout, else the version."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     answer = subprocess.run(command, capture_output=True, text=True) if _in_checkout() else None

@@ -10,7 +10,7 @@ from thalweg.models.deepseek_v4.step import Step
 from thalweg.models.linear import GroupedLinear, Weights
 from thalweg.models.rope import plain_inverse_frequencies, yarn_inverse_frequencies
 from thalweg.ops import norm_rope_q, norm_rope_store, sparse_mla
-from thalweg.ops.rotary import rms_norm, rotate
+from thalweg.ops.rotary import rms_norm
 
 
 class Attention:
@@ -61,10 +61,10 @@ class Attention:
             self.sink,
             extra,
             scale=self.scale,
+            # Values carry the rotation of their own position; turning back by t leaves the relative one.
+            rotate_back=(positions, self.inverse_frequencies),
             deterministic=self.batch_invariant,
         )
-        # Values carry the rotation of their own position; turning back by t leaves the relative one.
-        out = rotate(out, positions, self.inverse_frequencies, inverse=True)
         return self.wo_b(self.wo_a(out.view(x.shape[0], self.groups, -1)).flatten(1))
 
     def _compressed(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
-from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
+from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
 from thalweg.ops.cuda import hopper_unsupported
 from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.sparse_mla import reference
@@ -47,6 +47,7 @@ def sparse_mla(
     extra: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None = None,
     *,
     scale: float,
+    rotate_back: tuple[torch.Tensor, torch.Tensor] | None = None,
     deterministic: bool = False,
     implementation: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,8 +57,11 @@ def sparse_mla(
     int [R, K] slots, -1 = none, anywhere in the list; lengths int [R] or None: entries from lengths[r] on are not read; sink
     float32 [H] or None, applied once; extra = (cache, indices, lengths or None) for a second cache. Returns (out [R, H, 512]
     in q's dtype, lse float32 [R, H]: natural log, sink excluded). A row that attends to nothing gives out 0 and lse -inf. An
-    index outside the pool raises IndexError with THALWEG_CHECK=1 and is masked otherwise. deterministic: a row has the same
-    bits at any batch size (the reference always gives them). Raises ValueError for shapes that do not fit.
+    index outside the pool raises IndexError with THALWEG_CHECK=1 and is masked otherwise. rotate_back = (positions int [R],
+    inverse_frequencies float32 [n]) turns the last 2n channels of out back by each row's position (`ops.rotary.rotate` with
+    inverse=True), before out is rounded: for caches whose values are whole rows of 512, rope channels included (v4, exact).
+    deterministic: a row has the same bits at any batch size (the reference always gives them). Raises ValueError for shapes
+    that do not fit.
     """
     check_tensor("q", q, (None, None, None), FLOATING)
     rows, heads, width = q.shape
@@ -68,11 +72,16 @@ def sparse_mla(
     if extra is not None:
         _check_list("extra indices", *extra, rows, width)
     extra_cache, extra_indices, extra_lengths = extra or (None, None, None)
+    positions, frequencies = rotate_back or (None, None)
+    if positions is not None and frequencies is not None:
+        require(width == reference.VALUE_DIM, f"rotate_back: rows of {width}, whose values lack the rope channels")
+        check_tensor("positions", positions, (rows,), _INTEGER)
+        check_inverse_frequencies(frequencies, width)
     one = {"q": q, "cache": cache, "indices": indices, "lengths": lengths, "sink": sink}
     two = {"extra cache": extra_cache, "extra indices": extra_indices, "extra lengths": extra_lengths}
-    check_same_device(**one, **two)
-    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale)
-    return _sparse_mla(*args, deterministic, implementation)
+    check_same_device(**one, **two, positions=positions, inverse_frequencies=frequencies)
+    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic)
+    return _sparse_mla(*args, positions, frequencies, implementation)
 
 
 def _check_list(
@@ -99,15 +108,16 @@ def _sparse_mla(
     extra_lengths: Tensor | None,
     scale: float,
     deterministic: bool,
+    positions: Tensor | None,
+    inverse_frequencies: Tensor | None,
     implementation: str | None,
 ) -> tuple[Tensor, Tensor]:
-    args = (q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic)
+    lists = (cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths)
+    args = (q, *lists, scale, deterministic, positions, inverse_frequencies)
     return dispatch.run("sparse_mla", implementation, q.device, *args)
 
 
 @_sparse_mla.register_fake
-def _(
-    q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic, implementation
-):
+def _(q, *args):
     rows, heads = q.shape[:2]
     return q.new_empty((rows, heads, reference.VALUE_DIM)), q.new_empty((rows, heads), dtype=torch.float32)

@@ -3,12 +3,13 @@
 Grid: (rows x head tiles, splits). A program owns HEADS heads of one row (padded to the tile) and an equal share of the tiles
 of BLOCK entries that the row's lists really have, the second cache's after the first's. In registers: HEADS x 512 float32
 sums. In shared memory: the queries, the cached rows as stored (a tile ahead), and decoded to bf16, once for both products.
-One split writes the result; several write partial results, which reduce.py merges.
+One split writes the result, turned back where that is asked for; several write partial results, which reduce.py merges.
 """
 
 import triton
 import triton.language as tl
 
+from thalweg.ops.device.rope import turned_back, turns
 from thalweg.ops.sparse_mla.tile import load_bf16, load_rest, load_rope, load_scale_bytes, load_v4, load_v32
 
 
@@ -38,13 +39,13 @@ def _tiles(width, lengths, row, LENGTHS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def attend_kernel(
-    q, sink, out, lse,
+    q, sink, positions, frequencies, out, lse,
     cache, indices, lengths, extra_cache, extra_indices, extra_lengths,
     heads, head_tiles, width, pool, page, extra_width, extra_pool, extra_page, q_row, q_head,
     page_stride, list_row, extra_page_stride, extra_list_row, scale,
     LAYOUT: tl.constexpr, CODES: tl.constexpr, CHUNKS: tl.constexpr, STARTS: tl.constexpr,
     SLOT: tl.constexpr, LENGTHS: tl.constexpr, EXTRA_LENGTHS: tl.constexpr, SINK: tl.constexpr, SPLIT: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    ROTATE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [rows, heads, 512] and lse [rows, heads]; with SPLIT float32 [rows, splits, heads, 512] and lse in base 2."""
     LN2: tl.constexpr = 0.6931471805599453
@@ -141,7 +142,12 @@ def attend_kernel(
     for c in tl.static_range(len(CHUNKS)):
         _store(into, sums[c] * share[:, None], there, STARTS[c], CHUNKS[c])
     if LAYOUT == "v4":
-        _store(into, rope_sums * share[:, None], there, ROPE_START, ROPE)
+        rope_out = rope_sums * share[:, None]
+        if ROTATE:
+            pair = tl.arange(0, ROPE // 2)
+            cos, sin = turns(tl.load(positions + row), frequencies, pair, pair >= 0)
+            rope_out = turned_back(rope_out, cos, sin, HEADS, ROPE // 2)
+        _store(into, rope_out, there, ROPE_START, ROPE)
     log_sum = top + tl.log2(total_weight)
     if not SPLIT:
         log_sum *= LN2

@@ -1,12 +1,18 @@
 """How the attention kernel is configured, by hardware and shape: launches and the compile suite read the same tables.
 
-To edit a table from measurements, see versions.md beside this file.
+To edit a table from measurements, see versions.md beside this file; `thalweg kernels tune` measures a card and writes one.
 """
 
-from dataclasses import dataclass
+import functools
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from thalweg.errors import UserError
 from thalweg.layouts import mla_bf16, v4, v32
+from thalweg.ops import tables
 from thalweg.ops.hardware import Hardware, triton_version
+
+ROOM = "sparse_mla"
 
 MOST_SPLITS = 64
 SCRATCH_BYTES = 64 * 2**20  # more rows than fit take several launches
@@ -27,6 +33,10 @@ class Choice:
         """For the names of variants."""
         return f"heads{self.heads}/block{self.block}/warps{self.warps}/stages{self.stages}"
 
+    def full_label(self) -> str:
+        """The same where choices differ in registers alone."""
+        return self.label() + ("" if self.max_registers is None else f"/registers{self.max_registers}")
+
 
 _SMALL = Choice(16, 32, 8, 2, 1)
 _SMALL_255 = Choice(16, 32, 8, 2, 1, 255)  # left alone, the assembler aims lower, and spills; for v32 it is the reverse
@@ -45,6 +55,21 @@ _HOPPER_LATER = {
 }
 # Cards that nobody measured: what compiles without spills on all of them and fits 99 KiB.
 _DEFAULT = {v4.NAME: (_SMALL_255,), v32.NAME: (_SMALL,), mla_bf16.NAME: (_SMALL_255,)}
+# What `thalweg kernels tune` tries on a card; it finds out by itself what fits, and how many programs are resident.
+CANDIDATES = (
+    *(Choice(16, 32, warps, stages, 1) for warps in (4, 8) for stages in (2, 3)),
+    Choice(16, 32, 8, 2, 1, 255),
+    Choice(16, 32, 8, 2, 1, 128),
+    Choice(16, 64, 8, 2, 1),
+    Choice(16, 16, 4, 2, 1),
+    Choice(32, 32, 8, 2, 1),
+    Choice(32, 32, 8, 3, 1),
+    Choice(32, 64, 8, 2, 1),
+    Choice(64, 32, 8, 2, 1),
+    Choice(64, 32, 8, 3, 1),
+    Choice(64, 64, 8, 2, 1),
+    Choice(64, 64, 8, 3, 1),
+)
 
 
 def choose(hardware: Hardware, layout: str, heads: int) -> Choice:
@@ -61,17 +86,59 @@ def choose_at_once(
     1 x 640 entries, 64 heads, v4, on an H200: 11.4 us by tiles of 16 heads, 13.5 by 32, 15.6 by 64.
     """
     small = all_choices(hardware, layout)[0]
-    tiles = sum(-(-width // small.block) for width in widths)
-    if tiles <= MOST_SPLITS and rows * -(-heads // small.heads) * tiles <= small.resident * multiprocessors:
-        return small
-    return choose(hardware, layout, heads)
+    return small if all_at_once(small, heads, rows, widths, multiprocessors) else choose(hardware, layout, heads)
+
+
+def all_at_once(choice: Choice, heads: int, rows: int, widths: tuple[int, ...], multiprocessors: int) -> bool:
+    """Whether the card holds a program for each tile of `choice` at once."""
+    tiles = sum(-(-width // choice.block) for width in widths)
+    return tiles <= MOST_SPLITS and rows * -(-heads // choice.heads) * tiles <= choice.resident * multiprocessors
 
 
 def all_choices(hardware: Hardware, layout: str) -> tuple[Choice, ...]:
-    """Everything that `choose` can answer on this hardware, by rising number of heads."""
+    """Everything that `choose` can answer on this hardware, by rising number of heads.
+
+    A measured table (`thalweg.ops.tables`) goes first, layout by layout; then what stands here for sm_90; then the default.
+    """
+    measured = _measured(hardware.name, layout, triton_version(), tables.folder())
+    return untuned(hardware, layout) if measured is None else measured
+
+
+def untuned(hardware: Hardware, layout: str) -> tuple[Choice, ...]:
+    """What stands in this file for the hardware; for cards that are unknown the default."""
     if hardware.name != "sm_90":
         return _DEFAULT[layout]
     return (_HOPPER if triton_version().startswith("3.6.") else _HOPPER_LATER)[layout]
+
+
+def as_table(choices: tuple[Choice, ...]) -> list[dict[str, Any]]:
+    """Choices as a table's file has them."""
+    return [asdict(choice) for choice in choices]
+
+
+@functools.cache
+def _measured(architecture: str, layout: str, triton: str, folder: str) -> tuple[Choice, ...] | None:
+    """What a measured table has for a layout, or None. Raises UserError for what no kernel can be made of."""
+    table = tables.load(ROOM, architecture, triton, folder)
+    if table is None or layout not in table:
+        return None
+    where = f"the table {tables.file_name(ROOM, architecture)}, {layout}"
+    names = [field.name for field in fields(Choice)]
+    choices = []
+    for row in table[layout]:
+        if sorted(row) != sorted(names):
+            raise UserError(f"{where}: got {', '.join(row)}, needs {', '.join(names)}")
+        numbers = [value for name, value in row.items() if not (name == "max_registers" and value is None)]
+        if not all(type(value) is int and value > 0 for value in numbers):
+            raise UserError(f"{where}: got {row}, needs whole numbers above 0 (max_registers may be null)")
+        choices.append(Choice(**row))
+    sizes = [size for one in choices for size in (one.heads, one.block)]
+    if any(size < 16 or size & (size - 1) for size in sizes) or any(one.warps & (one.warps - 1) for one in choices):
+        raise UserError(f"{where}: needs powers of two for heads and block, from 16 on, and for warps")
+    heads = [one.heads for one in choices]
+    if not heads or heads != sorted(set(heads)):
+        raise UserError(f"{where}: got tiles of {heads} heads, needs one at least, by rising number of heads")
+    return tuple(choices)
 
 
 # A launch's time in units of 32 cached rows: what a program pays before its first tile and for its result, what the merge

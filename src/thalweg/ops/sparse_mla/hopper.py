@@ -12,7 +12,7 @@ from thalweg.ops import cuda, hardware
 from thalweg.ops.cuda import CudaVariant
 from thalweg.ops.sparse_mla import choice as choices
 from thalweg.ops.sparse_mla import tile
-from thalweg.ops.sparse_mla.triton import VALUE_DIM, by_splits, check_lists
+from thalweg.ops.sparse_mla.triton import VALUE_DIM, Turn, by_splits, check_lists, rejects_turn
 
 TILE = 64  # heads, and cached rows
 _THREADS = 512
@@ -30,9 +30,12 @@ def avoided(device: torch.device) -> str | None:
 
 
 def rejects(
-    q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic
-) -> str | None:
+    q, cache, indices, lengths, sink, extra_cache, extra_indices, extra_lengths, scale, deterministic,
+    positions=None, inverse_frequencies=None,
+) -> str | None:  # fmt: skip
     """Why these arguments are not for the kernel, or None."""
+    if reason := rejects_turn(inverse_frequencies):
+        return reason
     if q.dtype != torch.bfloat16:
         return f"q of {q.dtype}, its products are of bfloat16"
     if not scale > 0:
@@ -67,6 +70,8 @@ def sparse_mla(
     extra_lengths: torch.Tensor | None,
     scale: float,
     deterministic: bool,
+    positions: torch.Tensor | None = None,
+    inverse_frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.sparse_mla`."""
     check_lists(cache, indices, lengths)
@@ -97,7 +102,7 @@ def sparse_mla(
             other.stride(0), divide(extra_cache.shape[1]), extra_indices.stride(0), scale * math.log2(math.e),
         )  # fmt: skip
 
-    by_splits(splits, out, lse, sink, launch)
+    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False)
     return out, lse
 
 

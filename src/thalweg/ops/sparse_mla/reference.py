@@ -5,6 +5,7 @@ import torch
 from thalweg.layouts.registry import layout_of
 from thalweg.layouts.work import Work, count, is_counting
 from thalweg.ops.checks import in_pool
+from thalweg.ops.rotary import rotate
 
 VALUE_DIM = 512
 
@@ -23,6 +24,8 @@ def sparse_mla(
     extra_lengths: torch.Tensor | None,
     scale: float,
     deterministic: bool,
+    positions: torch.Tensor | None = None,
+    inverse_frequencies: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.sparse_mla`."""
     keys, where = _named_rows(cache, indices, lengths, 0)
@@ -38,13 +41,17 @@ def sparse_mla(
     block = max(1, _BLOCK_ELEMENTS // max(1, where.shape[1] * keys.shape[1]))
     for start in range(0, q.shape[0], block):
         rows = slice(start, start + block)
-        out[rows], lse[rows] = _attend(q[rows], keys, where[rows], sink, scale)
+        some, lse[rows] = _attend(q[rows], keys, where[rows], sink, scale)
+        if positions is not None and inverse_frequencies is not None:
+            some = rotate(some, positions[rows], inverse_frequencies, inverse=True)
+        out[rows] = some.to(q.dtype)
     return out, lse
 
 
 def _attend(
     q: torch.Tensor, keys: torch.Tensor, where: torch.Tensor, sink: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out float64, lse)."""
     valid = where >= 0
     gathered = keys[torch.where(valid, where, keys.shape[0] - 1)]
     scores = torch.einsum("rhd,rkd->rhk", q.double(), gathered) * scale
@@ -57,7 +64,7 @@ def _attend(
         # exp(lse) / (exp(lse) + exp(sink)), the sink applied once and after everything is merged
         share = torch.sigmoid(lse - sink.double())
         out = out * torch.where(empty, 0.0, share).unsqueeze(-1)
-    return out.to(q.dtype), lse.float()
+    return out, lse.float()
 
 
 def _named_rows(

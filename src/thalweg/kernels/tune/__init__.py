@@ -1,0 +1,1 @@
+"""Measures the candidates of a room on this card and writes the table that it then reads."""
