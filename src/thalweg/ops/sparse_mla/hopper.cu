@@ -566,10 +566,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     named_barrier(2, 2 * TEAM);
     constexpr u32 A_HEAD = CHANNELS * sizeof(Out) / 16;  // in chunks
     u32 chunks = min(TILE, heads - int(head)) * A_HEAD;
+    const u8* from = &s.keys[0][0][0];
     uint4* to = reinterpret_cast<uint4*>(out + result * CHANNELS);
-#pragma unroll 4
-    for (u32 i = thread - 2 * TEAM; i < chunks; i += 2 * TEAM) {
-        uint4 chunk = *reinterpret_cast<const uint4*>(&s.keys[0][0][0] + i / A_HEAD * PITCH + i % A_HEAD * 16);
-        to[i] = any ? chunk : make_uint4(0, 0, 0, 0);
+    constexpr u32 BATCH = 8;  // all loads of a batch before its first store
+#pragma unroll 1
+    for (u32 i = thread - 2 * TEAM; i < chunks; i += BATCH * 2 * TEAM) {
+        uint4 batch[BATCH];
+#pragma unroll
+        for (u32 k = 0; k < BATCH; ++k) {
+            u32 at = i + k * 2 * TEAM;
+            batch[k] = any && at < chunks ? *reinterpret_cast<const uint4*>(from + at / A_HEAD * PITCH + at % A_HEAD * 16) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (u32 k = 0; k < BATCH; ++k)
+            if (i + k * 2 * TEAM < chunks) to[i + k * 2 * TEAM] = batch[k];
     }
 }

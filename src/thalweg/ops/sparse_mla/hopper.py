@@ -102,7 +102,7 @@ def sparse_mla(
             other.stride(0), divide(extra_cache.shape[1]), extra_indices.stride(0), scale * math.log2(math.e),
         )  # fmt: skip
 
-    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False)
+    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False, overlap=q.is_cuda)
     return out, lse
 
 
@@ -132,6 +132,7 @@ def attend_variant(split: bool) -> CudaVariant:
         | dict.fromkeys(_STRIDES, "l")
         | {"scale": "f"},
         threads=_THREADS,
+        overlaps=True,
         shared_memory=shared_memory,
         representative=True,
         matrix=True,
