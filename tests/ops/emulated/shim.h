@@ -187,7 +187,10 @@ static inline u32 product_bf16(float x, u16 factor) {
 }
 static inline void decode_shim(u32 codes, u32 factor, u32& low, u32& high) {
     u32 b[4];
-    for (int i = 0; i < 4; i++) b[i] = product_bf16(e4m3(codes >> (8 * i) & 255), i % 2 ? factor >> 16 : factor & 0xFFFF);
+    for (int i = 0; i < 4; i++) {
+        float value = e4m3(codes >> (8 * i) & 255);
+        b[i] = V32 ? tobf(value * __uint_as_float(factor)) : product_bf16(value, i % 2 ? factor >> 16 : factor & 0xFFFF);
+    }
     low = b[1] << 16 | b[0], high = b[3] << 16 | b[2];
 }
 static inline float at_desc(u64 d, u32 mn, u32 k, bool mnmajor) {

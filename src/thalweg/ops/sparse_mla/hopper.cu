@@ -1,4 +1,4 @@
-// Attention over index lists on Hopper, v4 rows: lists divided into splits, each an online softmax over tiles of cached rows.
+// Attention over index lists on Hopper, v4 or v32 rows: lists divided into splits, each an online softmax over tiles of cached rows.
 //
 // Grid: (rows x tiles of 64 heads, splits). A block owns 64 heads of one row (padded) and an equal share of the tiles of 64 entries that
 // the row's lists really have, the second cache's after the first's. Four teams of 128 threads: two decode cached rows to bf16 in shared
@@ -9,10 +9,15 @@
 constexpr int TEAM = 128;
 constexpr int THREADS = 4 * TEAM;
 constexpr int TILE = 64;       // entries, and heads
-constexpr int CHANNELS = 512;  // of a query, a key and a value
-constexpr int BLOCK = TILE * 128;                  // bytes of 64 rows x 64 channels of bf16, in the 128-byte swizzle
+constexpr int CHANNELS = 512;  // of a value: the first of a key
+constexpr int BLOCK = TILE * 128;                 // bytes of 64 rows x 64 channels of bf16, in the 128-byte swizzle
 constexpr int BLOCKS = CHANNELS / 64;
-constexpr int SLOT = 576;      // bytes of a slot's data: 448 codes of e4m3, 64 channels of bf16
+constexpr int QUERY_BLOCKS = V32 ? BLOCKS + 1 : BLOCKS;
+constexpr int ROPE = QUERY_BLOCKS - 1;            // the block of 64 channels that are stored as bf16; codes of e4m3 are before it
+constexpr int SLOT = V32 ? 656 : 576;             // bytes of a slot: codes, in v32 four scales of float32, 64 channels of bf16
+constexpr int ROPE_AT = SLOT - 128;
+constexpr int STEPS = V32 ? 4 : 3;                // of decoding that bring the same chunks of both rows
+constexpr int WEIGHTS = V32 ? 1 : 2;              // tiles whose weights have room
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 constexpr u32 EVERYBODY = 0xFFFFFFFFu;
 
@@ -46,15 +51,23 @@ __device__ __forceinline__ void chunks_copied() { asm volatile("cp.async.wait_al
 __device__ __forceinline__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_the_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// A slot's data, five lines of 128 bytes from a multiple of 64 on, to the L2; nobody waits.
+// A slot to the L2, by the lines of 128 bytes that it touches; nobody waits.
 __device__ __forceinline__ void fetch_ahead(const u8* data) {
 #pragma unroll
-    for (int line = 0; line < 5; ++line) asm volatile("prefetch.global.L2 [%0];" ::"l"(data + 128 * line));
+    for (int at = 0; at < SLOT; at += 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(data + at));
+    if (V32) asm volatile("prefetch.global.L2 [%0];" ::"l"(data + SLOT - 1));  // v4's begin at multiples of 64: five lines
 }
 
-// Two halves times a power of two, which `factor` holds twice, as two of bf16.
+// Two halves times a factor, as two of bf16: in v4 a power of two, which `factor` holds twice as bf16; in v32 any float32.
 __device__ __forceinline__ u32 scaled(u32 halves, u32 factor) {
     u32 result;
+    if (V32) {
+        asm("{\n.reg .b16 low, high;\n.reg .f32 a, b;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 a, low;\ncvt.f32.f16 b, high;\n"
+            "mul.f32 a, a, %2;\nmul.f32 b, b, %2;\ncvt.rn.bf16x2.f32 %0, b, a;\n}\n"
+            : "=r"(result)
+            : "r"(halves), "f"(__uint_as_float(factor)));
+        return result;
+    }
     asm("{\n.reg .b16 low, high;\n.reg .f32 a, b;\n.reg .b32 two;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 a, low;\n"
         "cvt.f32.f16 b, high;\ncvt.rn.bf16x2.f32 two, b, a;\nmul.rn.bf16x2 %0, two, %2;\n}\n"
         : "=r"(result)
@@ -62,7 +75,7 @@ __device__ __forceinline__ u32 scaled(u32 halves, u32 factor) {
     return result;
 }
 
-// Four codes of e4m3 times a power of two, as two pairs of bf16.
+// Four codes of e4m3 times a factor, as two pairs of bf16.
 __device__ __forceinline__ void decode_four(u32 codes, u32 factor, u32& low, u32& high) {
     u32 first, second;
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
@@ -89,21 +102,21 @@ constexpr int RING = 4;    // tiles that are known
 constexpr int STAGES = 4;  // a tile's keys are handed over two blocks at a time: the products begin before all are decoded
 
 struct Shared {
-    u8 queries[BLOCKS][BLOCK];
+    u8 queries[QUERY_BLOCKS + V32][BLOCK];  // in v32 the last holds the keys' ROPE block, which is no value
     u8 keys[2][BLOCKS][BLOCK];
-    u8 weights[2][BLOCK];           // bf16 [heads, entries]
-    u32 factors[RING][TILE][8];     // of the seven groups of 64 codes of a row, twice as bf16
+    u8 weights[WEIGHTS][BLOCK];             // bf16 [heads, entries]
+    u32 factors[RING][TILE][V32 ? 4 : 8];   // of the groups of codes of a row: seven of 64, or four of 128
     const u8* places[RING][TILE];   // a row's data
     float bound[RING][TILE];        // of an entry's scores: -inf where it is none, else NaN, which fminf passes over
-    float decay[2][TILE];           // of a head's sums
+    float decay[WEIGHTS][TILE];     // of a head's sums
     float share[TILE];              // of a head's sums in the result
     int holes[RING][2];             // whether entries of either half of a tile are none
     Split own;
-    u64 keys_full[2][STAGES], keys_free[2], weights_full[2], weights_free[2], places_full[RING], factors_full[RING];
+    u64 keys_full[2][STAGES], keys_free[2], weights_full[WEIGHTS], weights_free[WEIGHTS], places_full[RING], factors_full[RING], rope_free;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
-__device__ __align__(16) u8 nothing[5 * 128];  // zeros: the row of an entry that is none
+__device__ __align__(16) u8 nothing[6 * 128];  // zeros: the row of an entry that is none
 
 __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
@@ -111,14 +124,14 @@ __device__ __forceinline__ u32 chunk_at(u32 row, u32 chunk) { return row * 128 +
 // first half of the block's row, the other in the second, so that the stores of a row's 8 lanes meet no bank twice. Queries lie
 // likewise, and results are put back. The first of the 8 channels that lie at a chunk of 16 bytes of a block:
 __device__ __forceinline__ u32 channel_at(u32 block, u32 chunk) {
-    if (block == BLOCKS - 1) return block * 64 + chunk * 8;
+    if (block == ROPE) return block * 64 + chunk * 8;
     return block * 64 + chunk % 4 * 16 + ((chunk / 4) ^ (block & 1)) * 8;
 }
 
 // Where 8 channels from 8 x eighth on lie: a chunk of block eighth / 8.
 __device__ __forceinline__ u32 chunk_of(u32 eighth) {
     u32 block = eighth / 8, in_block = eighth % 8;
-    return block == BLOCKS - 1 ? in_block : in_block / 2 + 4 * ((in_block & 1) ^ (block & 1));
+    return block == ROPE ? in_block : in_block / 2 + 4 * ((in_block & 1) ^ (block & 1));
 }
 
 // threadIdx.x, read again where it is wanted: no register keeps it through the loop.
@@ -130,16 +143,15 @@ __device__ __forceinline__ u32 thread_again() {
 
 // ---- where rows lie: by the last team ----------------------------------------------------------------------------------------------
 
-// A cached row: its data, and the scales of its seven groups of 64 codes, a byte each.
-struct Place {
-    const u8* data;
-    u64 scales;
+// A row's scales as they are stored: seven bytes, powers of two; in v32 four of float32.
+struct Scales {
+    u32 words[V32 ? 4 : 2];
 };
 
 // What a thread of the last team keeps between tiles: of row thread % 64 of a tile. Threads from 64 on see to scales, the others to the rest.
 struct Scout {
-    u64 scales;  // of the last tile whose place is known
-    int slot;    // of the tile after it
+    Scales scales;  // of the last tile whose place is known
+    int slot;       // of the tile after it
 };
 
 __device__ __forceinline__ Split split_of(int length, int extra_length, int split, int splits) {
@@ -161,31 +173,46 @@ __device__ __forceinline__ int slot_of(const Split& of, const List& main, const 
 }
 
 // Says where row `row` of the block's tile n lies, for `slot` of its list; returns its scales.
-__device__ __forceinline__ u64 find(Shared& s, const Split& of, const List& main, const List& extra, u32 n, int slot, u32 mate) {
+__device__ __forceinline__ Scales find(Shared& s, const Split& of, const List& main, const List& extra, u32 n, int slot, u32 mate) {
     u32 row = mate % TILE;
     bool second = int(of.first + n) >= of.main_tiles, there = u32(slot) < u32(second ? extra.pool : main.pool);
     u32 slots = second ? extra.page : main.page;
     u32 page = quotient(slot, second ? extra.divide : main.divide), in_page = slot - page * slots;
     const u8* at = (second ? extra.cache : main.cache) + page * (second ? extra.page_stride : main.page_stride);
-    if (mate >= TILE) return there ? __ldg(reinterpret_cast<const u64*>(at + i64(slots) * SLOT) + in_page) : 0;
     const u8* data = there ? at + in_page * SLOT : nothing;
+    Scales scales = {};
+    if (mate >= TILE) {
+        if (!there) return scales;
+        if (V32) {
+            uint4 four = __ldg(reinterpret_cast<const uint4*>(data + ROPE_AT - 16));
+            scales.words[0] = four.x, scales.words[1] = four.y, scales.words[V32 ? 2 : 0] = four.z, scales.words[V32 ? 3 : 0] = four.w;
+        } else {
+            u64 bytes = __ldg(reinterpret_cast<const u64*>(at + i64(slots) * SLOT) + in_page);
+            scales.words[0] = u32(bytes), scales.words[1] = u32(bytes >> 32);
+        }
+        return scales;
+    }
     fetch_ahead(data);
     s.places[n % RING][row] = data;
     s.bound[n % RING][row] = there ? __uint_as_float(0x7FC00000u) : minus_infinity();
     bool holes = __any_sync(EVERYBODY, !there);
     if (row % 32 == 0) s.holes[n % RING][row / 32] = holes;
     barrier_arrive(&s.places_full[n % RING]);
-    return 0;
+    return scales;
 }
 
 // A power of two from its code, twice as bf16. ue8m0: 0 is 2^-127, 255 is NaN.
 __device__ __forceinline__ u32 factor_of(u32 code) { return code == 255 ? 0x7FC07FC0u : code == 0 ? 0x00400040u : code * 0x00800080u; }
 
-__device__ __forceinline__ void give_factors(Shared& s, u32 n, u64 scales, u32 mate) {
+__device__ __forceinline__ void give_factors(Shared& s, u32 n, const Scales& scales, u32 mate) {
     if (mate < TILE) return;
-    u32 low = u32(scales), high = u32(scales >> 32), to = shared_address(s.factors[n % RING][mate % TILE]);
-    store_chunk(to, make_uint4(factor_of(low & 0xFF), factor_of(low >> 8 & 0xFF), factor_of(low >> 16 & 0xFF), factor_of(low >> 24)));
-    store_chunk(to + 16, make_uint4(factor_of(high & 0xFF), factor_of(high >> 8 & 0xFF), factor_of(high >> 16 & 0xFF), 0));
+    u32 low = scales.words[0], high = scales.words[1], to = shared_address(s.factors[n % RING][mate % TILE]);
+    if (V32) {
+        store_chunk(to, make_uint4(low, high, scales.words[V32 ? 2 : 0], scales.words[V32 ? 3 : 0]));
+    } else {
+        store_chunk(to, make_uint4(factor_of(low & 0xFF), factor_of(low >> 8 & 0xFF), factor_of(low >> 16 & 0xFF), factor_of(low >> 24)));
+        store_chunk(to + 16, make_uint4(factor_of(high & 0xFF), factor_of(high >> 8 & 0xFF), factor_of(high >> 16 & 0xFF), 0));
+    }
     barrier_arrive(&s.factors_full[n % RING]);
 }
 
@@ -199,7 +226,7 @@ __device__ __forceinline__ Scout find_first(Shared& s, const Split& of, const Li
         if (!right) guesses[n] = slot_of(of, main, extra, of.first + n, mate % TILE);
         else if (entry_of(of, of.first + n, mate % TILE) < 0) guesses[n] = -1;
     }
-    u64 scales[RING - 1];
+    Scales scales[RING - 1];
 #pragma unroll
     for (int n = 0; n < RING - 1; ++n) scales[n] = find(s, of, main, extra, n, guesses[n], mate);
     give_factors(s, 0, scales[0], mate);
@@ -216,11 +243,11 @@ __device__ __forceinline__ void find_next(Shared& s, const Split& of, const List
 
 // ---- cached rows: by the first two teams -------------------------------------------------------------------------------------------
 
-// A warp brings 8 of a tile's 64 rows, four of either half: lane / 8 says which of four, lane % 8 which chunks of 16 bytes of its 36: of
-// codes lane % 8 + 0, 8, 16 of both rows, of the last four chunks of codes one row's by lanes 0 to 3 and the other's by 4 to 7, and one
-// of the last 64 channels of both.
+// A warp brings 8 of a tile's 64 rows, four of either half: lane / 8 says which of four, lane % 8 which chunks of 16 bytes: of codes
+// lane % 8 + 0, 8, 16 and in v32 24 of both rows; in v4, which has four chunks more, those of one row by lanes 0 to 3 and of the other by
+// 4 to 7; and one of the ROPE block of both.
 
-// Sixteen codes of e4m3 times a power of two, as bf16 exactly, to two places of shared memory.
+// Sixteen codes of e4m3 times a factor, as bf16, to two places of shared memory.
 __device__ __forceinline__ void decode(uint4 codes, u32 factor, u32 to, u32 other) {
     uint4 first, second;
     decode_four(codes.x, factor, first.x, first.y);
@@ -231,48 +258,59 @@ __device__ __forceinline__ void decode(uint4 codes, u32 factor, u32 to, u32 othe
     store_chunk(other, second);
 }
 
+// The ROPE block's chunks of a thread's two rows, of a tile that is known.
+__device__ __forceinline__ void copy_rope(Shared& s, u32 to, u32 known, u32 row, u32 eighth, u32 buffer) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) copy_chunk(to + half * 32 * 128, s.places[known][row + 32 * half] + ROPE_AT + eighth * 16);
+    copies_arrive(&s.keys_full[buffer][STAGES - 1]);
+}
+
 // Brings the block's tiles: as a chunk has been decoded, the same chunk of the next tile is asked for.
 __device__ __forceinline__ void bring(Shared& s) {
     u32 lane = threadIdx.x % 32, eighth = lane % 8, row = threadIdx.x / 32 * 4 + lane / 8;
     bool upper = eighth >= 4;
     u32 last_row = row + (upper ? 32 : 0), tiles = s.own.last - s.own.first;
-    uint4 codes[2][3], last_codes;
+    uint4 codes[2][STEPS], last_codes;
     barrier_wait(&s.places_full[0], 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int i = 0; i < 3; ++i) codes[half][i] = load_chunk(s.places[0][row + 32 * half] + eighth * 16 + 128 * i);
-    last_codes = load_chunk(s.places[0][last_row] + eighth % 4 * 16 + 384);
+        for (int i = 0; i < STEPS; ++i) codes[half][i] = load_chunk(s.places[0][row + 32 * half] + eighth * 16 + 128 * i);
+    if (!V32) last_codes = load_chunk(s.places[0][last_row] + eighth % 4 * 16 + 384);
     u32 at = shared_address(s.keys) + eighth / 4 * BLOCK + chunk_at(row, eighth);
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
         u32 buffer = n % 2, shift = buffer * BLOCKS * BLOCK, known = n % RING, next = (n + 1) % RING;
         if (n >= 2) barrier_wait(&s.keys_free[buffer], n / 2 - 1 & 1);
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            copy_chunk(at + shift + half * 32 * 128 + (BLOCKS - 1) * BLOCK - (upper ? BLOCK : 0),
-                       s.places[known][row + 32 * half] + eighth * 16 + 448);
-        copies_arrive(&s.keys_full[buffer][STAGES - 1]);
+        if (!V32) copy_rope(s, at + shift + ROPE * BLOCK - (upper ? BLOCK : 0), known, row, eighth, buffer);
         barrier_wait(&s.factors_full[known], n / RING & 1);
         barrier_wait(&s.places_full[next], (n + 1) / RING & 1);
-        const u8* from[2] = {s.places[next][row] + eighth * 16, s.places[next][row + 32] + eighth * 16};
+        const u8* from[2];
+        if (!V32) from[0] = s.places[next][row] + eighth * 16, from[1] = s.places[next][row + 32] + eighth * 16;
 #pragma unroll
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < STEPS; ++i) {
+            if (i == STAGES - 1) {
+                if (n > 0) barrier_wait(&s.rope_free, n - 1 & 1);
+                copy_rope(s, shared_address(s.queries[QUERY_BLOCKS]) + chunk_at(row, eighth), known, row, eighth, buffer);
+            }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 u32 to = at + shift + i * 2 * BLOCK + half * 32 * 128;
-                decode(codes[half][i], s.factors[known][row + 32 * half][eighth / 4 + 2 * i], to, to ^ 64);
+                decode(codes[half][i], s.factors[known][row + 32 * half][V32 ? i : eighth / 4 + 2 * i], to, to ^ 64);
+                if (V32) from[half] = s.places[next][row + 32 * half] + eighth * 16;  // anew: v32 has no registers for them
                 codes[half][i] = load_chunk(from[half] + 128 * i);
             }
             fence_for_async();
             barrier_arrive(&s.keys_full[buffer][i]);
         }
-        u32 to = at + shift + 6 * BLOCK;
-        if (upper) to = (to ^ 64) + 32 * 128 - BLOCK;
-        decode(last_codes, s.factors[known][last_row][6], to, to ^ 64);
-        last_codes = load_chunk(s.places[next][last_row] + eighth % 4 * 16 + 384);
-        fence_for_async();
-        barrier_arrive(&s.keys_full[buffer][STAGES - 1]);
+        if (!V32) {
+            u32 to = at + shift + 6 * BLOCK;
+            if (upper) to = (to ^ 64) + 32 * 128 - BLOCK;
+            decode(last_codes, s.factors[known][last_row][6 % (V32 ? 4 : 8)], to, to ^ 64);
+            last_codes = load_chunk(s.places[next][last_row] + eighth % 4 * 16 + 384);
+            fence_for_async();
+            barrier_arrive(&s.keys_full[buffer][STAGES - 1]);
+        }
     }
 }
 
@@ -336,21 +374,25 @@ constexpr float SLACK = 8.0f;
 // Scores and weights of a tile, to shared memory and as the second product takes them; returns the decay of its rows' sums so far. top
 // (in powers of two), total: of both rows of a thread.
 __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top)[2], float (&total)[2], float (&decay)[2], u32 (&weights)[16]) {
-    u32 buffer = n % 2;
+    u32 buffer = n % 2, room = n % WEIGHTS;
     float scores[32];
 #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block) {
-        if (block % 2 == 0) {
+    for (int block = 0; block < QUERY_BLOCKS; ++block) {
+        if (block % 2 == 0 && block < BLOCKS) {
             barrier_wait(&s.keys_full[buffer][block / 2], n / 2 & 1);
             if (block / 2 == STAGES - 1) fence_for_async();  // for what was copied
             products_begin();
         }
-        u64 a = operand(s.queries[block]), b = operand(s.keys[buffer][block]);
+        u64 a = operand(s.queries[block]), b = operand(block < BLOCKS ? s.keys[buffer][block] : s.queries[QUERY_BLOCKS]);
 #pragma unroll
         for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, block + step > 0);
     }
     bool holes = s.holes[n % RING][0] | s.holes[n % RING][1];
     products_wait();
+    if (V32) {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(&s.rope_free);
+    }
     u32 mate = thread_again() % TEAM, quad = mate % 4;
     if (holes) {
 #pragma unroll
@@ -375,8 +417,8 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
         top[r] = now;
         total[r] *= decay[r];
     }
-    if (n >= 2) barrier_wait(&s.weights_free[buffer], n / 2 - 1 & 1);
-    u32 to = shared_address(s.weights[buffer]) + chunk_at(mate / 32 * 16 + mate % 16, mate / 16 % 2);
+    if (n >= WEIGHTS) barrier_wait(&s.weights_free[room], n / WEIGHTS - 1 & 1);
+    u32 to = shared_address(s.weights[room]) + chunk_at(mate / 32 * 16 + mate % 16, mate / 16 % 2);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -391,8 +433,8 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
         store_matrices(to ^ (step << 5), weights + 4 * step);
     }
     u32 row = own_head(mate);
-    if (quad == 0) s.decay[buffer][row] = decay[0], s.decay[buffer][row + 8] = decay[1];
-    barrier_arrive(&s.weights_full[buffer]);
+    if (quad == 0) s.decay[room][row] = decay[0], s.decay[room][row + 8] = decay[1];
+    barrier_arrive(&s.weights_full[room]);
 }
 
 // Makes the block's scores and weights, and the sums of the first 128 channels.
@@ -420,13 +462,13 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
         find_next(s, s.own, main, extra, n, scout, thread_again() % TEAM);  // not while products run: the assembler would make them wait
-        u32 buffer = n % 2, own = own_head(thread_again() % TEAM);
+        u32 buffer = n % 2, room = n % WEIGHTS, own = own_head(thread_again() % TEAM);
         barrier_wait(&s.keys_full[buffer][STAGES - 1], n / 2 & 1);
-        barrier_wait(&s.weights_full[buffer], n / 2 & 1);
+        barrier_wait(&s.weights_full[room], n / WEIGHTS & 1);
         fence_for_async();  // for copies, and for weights: their team has no time for it
-        float upper = s.decay[buffer][own], lower = s.decay[buffer][own + 8];
+        float upper = s.decay[room][own], lower = s.decay[room][own + 8];
         if (n > 0 && __any_sync(EVERYBODY, upper != 1.0f || lower != 1.0f)) decay_sums(sums[0], upper, lower), decay_sums(sums[1], upper, lower);
-        u64 a = operand(s.weights[buffer]), b = operand_by_rows(s.keys[buffer][2]);
+        u64 a = operand(s.weights[room]), b = operand_by_rows(s.keys[buffer][2]);
         products_begin();
 #pragma unroll
         for (int step = 0; step < TILE / 16; ++step)
@@ -435,7 +477,7 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
                 product_more_values(sums[part], a + 2 * step, b + step * (2048 >> 4) + part * (3 * BLOCK >> 4), n + step > 0);
         products_wait();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) barrier_arrive(&s.keys_free[buffer]), barrier_arrive(&s.weights_free[buffer]);
+        if (threadIdx.x % 32 == 0) barrier_arrive(&s.keys_free[buffer]), barrier_arrive(&s.weights_free[room]);
     }
 }
 
@@ -475,9 +517,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int stage = 0; stage < STAGES; ++stage)  // each thread of two teams: its stores; of the last stage its copies too
             barrier_init(&s.keys_full[thread][stage], (stage == STAGES - 1 ? 4 : 2) * TEAM);
         barrier_init(&s.keys_free[thread], 2 * TEAM / 32);
+    }
+    if (thread < WEIGHTS) {
         barrier_init(&s.weights_full[thread], TEAM);
         barrier_init(&s.weights_free[thread], TEAM / 32);
     }
+    if (thread == 0) barrier_init(&s.rope_free, TEAM / 32);
     if (thread < RING) {
         barrier_init(&s.places_full[thread], TILE);
         barrier_init(&s.factors_full[thread], TILE);
@@ -491,10 +536,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Split full = split_of(max(width, 0), max(extra_width, 0), split, splits);
 #pragma unroll
         for (int n = 0; n < RING; ++n) guesses[n] = slot_of(full, main, extra, full.first + n, thread % TILE);
-    } else if (team == 2) {  // queries: 64 chunks of 16 bytes a head
+    } else if (team == 2) {  // queries: 8 chunks of 16 bytes a head and block
 #pragma unroll 8
-        for (int i = thread % TEAM; i < TILE * 64; i += TEAM) {
-            u32 h = i / 64, c = i % 64, to = shared_address(s.queries[c / 8]) + chunk_at(h, chunk_of(c));
+        for (u32 i = thread % TEAM; i < TILE * 8 * QUERY_BLOCKS; i += TEAM) {
+            u32 h = i / (8 * QUERY_BLOCKS), c = i % (8 * QUERY_BLOCKS), to = shared_address(s.queries[c / 8]) + chunk_at(h, chunk_of(c));
             if (head + h < heads) copy_chunk(to, q + row * q_row + (head + h) * q_head + c * 16);
             else store_chunk(to, make_uint4(0, 0, 0, 0));
         }
