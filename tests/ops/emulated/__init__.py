@@ -30,6 +30,9 @@ _BODIES = {
     "void product_values(": "mma_of_registers<128>(sums, a, b, add);",
     "void product_more_values(": "mma<192>(sums, a, b, add, true);",
     "void store_matrices(": "store_matrices_shim(to, four);",
+    "void load_matrices(": "load_matrices_shim(four, from);",
+    "u32 pack_bf16(": "return cvt_bf16x2(high, low);",
+    "u32 times_bf16(": "return times_shim(pair, other);",
     "float power(": "return exp2f(exponent);",
     "u32 thread_again(": "return threadIdx.x;",
 }
@@ -62,8 +65,6 @@ def _for_a_cpu(text: str) -> str:
     for start, body in _BODIES.items():
         begin = text.index("{", text.index(start))
         text = text[:begin] + "{ " + body + " }\n" + text[text.index("\n}\n", begin) + 3 :]
-    pack = r'asm\("cvt\.rn\.bf16x2\.f32 %0, %1, %2;" : "=r"\((\w+)\) : "f"\((\w+)\), "f"\((\w+)\)\);'
-    text = re.sub(pack, r"\1 = cvt_bf16x2(\2, \3);", text)
     text = re.sub(r'asm volatile\("setmaxnreg[^;]*;"\);', "", text)
     text = re.sub(r'asm volatile\("(cp\.async\.wait_all|griddepcontrol\.\w+);" ::: "memory"\);', "", text)
     assert "asm" not in text, "an instruction that shim.h does not have"

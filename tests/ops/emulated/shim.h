@@ -247,3 +247,13 @@ static void store_matrices_shim(u32 to, const u32* four) {
         memcpy(memory + row - 1024 + 4 * (l % 4), four + m, 4);
     }
 }
+static void load_matrices_shim(u32 (&four)[4], u32 from) {
+    int l = threadIdx.x % 32;
+    for (int m = 0; m < 4; m++) {
+        u32 row = __shfl_sync(0, from, 8 * m + l / 4);
+        memcpy(four + m, memory + row - 1024 + 4 * (l % 4), 4);
+    }
+}
+static u32 times_shim(u32 a, u32 b) {
+    return u32(product_bf16(bf(a >> 16), b >> 16)) << 16 | product_bf16(bf(a & 0xFFFF), b & 0xFFFF);
+}

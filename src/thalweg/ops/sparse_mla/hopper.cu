@@ -58,16 +58,9 @@ __device__ __forceinline__ void fetch_ahead(const u8* data) {
     if (V32) asm volatile("prefetch.global.L2 [%0];" ::"l"(data + SLOT - 1));  // v4's begin at multiples of 64: five lines
 }
 
-// Two halves times a factor, as two of bf16: in v4 a power of two, which `factor` holds twice as bf16; in v32 any float32.
+// Two halves times a power of two, which `factor` holds twice, as two of bf16.
 __device__ __forceinline__ u32 scaled(u32 halves, u32 factor) {
     u32 result;
-    if (V32) {
-        asm("{\n.reg .b16 low, high;\n.reg .f32 a, b;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 a, low;\ncvt.f32.f16 b, high;\n"
-            "mul.f32 a, a, %2;\nmul.f32 b, b, %2;\ncvt.rn.bf16x2.f32 %0, b, a;\n}\n"
-            : "=r"(result)
-            : "r"(halves), "f"(__uint_as_float(factor)));
-        return result;
-    }
     asm("{\n.reg .b16 low, high;\n.reg .f32 a, b;\n.reg .b32 two;\nmov.b32 {low, high}, %1;\ncvt.f32.f16 a, low;\n"
         "cvt.f32.f16 b, high;\ncvt.rn.bf16x2.f32 two, b, a;\nmul.rn.bf16x2 %0, two, %2;\n}\n"
         : "=r"(result)
@@ -75,7 +68,7 @@ __device__ __forceinline__ u32 scaled(u32 halves, u32 factor) {
     return result;
 }
 
-// Four codes of e4m3 times a factor, as two pairs of bf16.
+// Four codes of e4m3 times a power of two, as two pairs of bf16.
 __device__ __forceinline__ void decode_four(u32 codes, u32 factor, u32& low, u32& high) {
     u32 first, second;
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
@@ -99,20 +92,22 @@ struct Split {
 };
 
 constexpr int RING = 4;    // tiles that are known
+constexpr int SCALED = 3;  // of them, those whose scales are
 constexpr int STAGES = 4;  // a tile's keys are handed over two blocks at a time: the products begin before all are decoded
 
 struct Shared {
     u8 queries[QUERY_BLOCKS + V32][BLOCK];  // in v32 the last holds the keys' ROPE block, which is no value
     u8 keys[2][BLOCKS][BLOCK];
     u8 weights[WEIGHTS][BLOCK];             // bf16 [heads, entries]
-    u32 factors[RING][TILE][V32 ? 4 : 8];   // of the groups of codes of a row: seven of 64, or four of 128
+    u32 factors[SCALED][TILE][V32 ? 4 : 8];  // powers of two, twice as bf16, of the groups of codes of a row: seven of 64, or four of 128
+    float rests[V32 ? SCALED : 1][4][TILE];  // v32: what the powers leave of a group's scale, in [1, 2): it meets scores and weights
     const u8* places[RING][TILE];   // a row's data
     float bound[RING][TILE];        // of an entry's scores: -inf where it is none, else NaN, which fminf passes over
     float decay[WEIGHTS][TILE];     // of a head's sums
     float share[TILE];              // of a head's sums in the result
     int holes[RING][2];             // whether entries of either half of a tile are none
     Split own;
-    u64 keys_full[2][STAGES], keys_free[2], weights_full[WEIGHTS], weights_free[WEIGHTS], places_full[RING], factors_full[RING], rope_free;
+    u64 keys_full[2][STAGES], keys_free[2], weights_full[WEIGHTS], weights_free[WEIGHTS], places_full[RING], factors_full[SCALED], rope_free;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
 
@@ -206,14 +201,25 @@ __device__ __forceinline__ u32 factor_of(u32 code) { return code == 255 ? 0x7FC0
 
 __device__ __forceinline__ void give_factors(Shared& s, u32 n, const Scales& scales, u32 mate) {
     if (mate < TILE) return;
-    u32 low = scales.words[0], high = scales.words[1], to = shared_address(s.factors[n % RING][mate % TILE]);
+    u32 row = mate % TILE, to = shared_address(s.factors[n % SCALED][row]), four[4];
     if (V32) {
-        store_chunk(to, make_uint4(low, high, scales.words[V32 ? 2 : 0], scales.words[V32 ? 3 : 0]));
+#pragma unroll
+        for (int group = 0; group < 4; ++group) {
+            u32 bits = scales.words[V32 ? group : 0];
+            float scale = __uint_as_float(bits), rest = __uint_as_float((bits & 0x007FFFFF) | 0x3F800000);
+            four[group] = (bits >> 16 & 0x7F80) * 0x00010001u;
+            s.rests[V32 ? n % SCALED : 0][group][row] = scale > 0 && scale < -minus_infinity() ? rest : scale;
+        }
     } else {
-        store_chunk(to, make_uint4(factor_of(low & 0xFF), factor_of(low >> 8 & 0xFF), factor_of(low >> 16 & 0xFF), factor_of(low >> 24)));
+#pragma unroll
+        for (int group = 0; group < 4; ++group) four[group] = factor_of(scales.words[0] >> 8 * group & 0xFF);
+    }
+    store_chunk(to, make_uint4(four[0], four[1], four[2], four[3]));
+    if (!V32) {
+        u32 high = scales.words[1];
         store_chunk(to + 16, make_uint4(factor_of(high & 0xFF), factor_of(high >> 8 & 0xFF), factor_of(high >> 16 & 0xFF), 0));
     }
-    barrier_arrive(&s.factors_full[n % RING]);
+    barrier_arrive(&s.factors_full[n % SCALED]);
 }
 
 // Tiles 0 to 2, and the scales of 0 and 1; `guesses` are slots of the first tiles of full lists.
@@ -247,7 +253,7 @@ __device__ __forceinline__ void find_next(Shared& s, const Split& of, const List
 // lane % 8 + 0, 8, 16 and in v32 24 of both rows; in v4, which has four chunks more, those of one row by lanes 0 to 3 and of the other by
 // 4 to 7; and one of the ROPE block of both.
 
-// Sixteen codes of e4m3 times a factor, as bf16, to two places of shared memory.
+// Sixteen codes of e4m3 times a power of two, as bf16 exactly, to two places of shared memory.
 __device__ __forceinline__ void decode(uint4 codes, u32 factor, u32 to, u32 other) {
     uint4 first, second;
     decode_four(codes.x, factor, first.x, first.y);
@@ -283,7 +289,7 @@ __device__ __forceinline__ void bring(Shared& s) {
         u32 buffer = n % 2, shift = buffer * BLOCKS * BLOCK, known = n % RING, next = (n + 1) % RING;
         if (n >= 2) barrier_wait(&s.keys_free[buffer], n / 2 - 1 & 1);
         if (!V32) copy_rope(s, at + shift + ROPE * BLOCK - (upper ? BLOCK : 0), known, row, eighth, buffer);
-        barrier_wait(&s.factors_full[known], n / RING & 1);
+        barrier_wait(&s.factors_full[n % SCALED], n / SCALED & 1);
         barrier_wait(&s.places_full[next], (n + 1) / RING & 1);
         const u8* from[2];
         if (!V32) from[0] = s.places[next][row] + eighth * 16, from[1] = s.places[next][row + 32] + eighth * 16;
@@ -296,7 +302,7 @@ __device__ __forceinline__ void bring(Shared& s) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 u32 to = at + shift + i * 2 * BLOCK + half * 32 * 128;
-                decode(codes[half][i], s.factors[known][row + 32 * half][V32 ? i : eighth / 4 + 2 * i], to, to ^ 64);
+                decode(codes[half][i], s.factors[n % SCALED][row + 32 * half][V32 ? i : eighth / 4 + 2 * i], to, to ^ 64);
                 if (V32) from[half] = s.places[next][row + 32 * half] + eighth * 16;  // anew: v32 has no registers for them
                 codes[half][i] = load_chunk(from[half] + 128 * i);
             }
@@ -306,7 +312,7 @@ __device__ __forceinline__ void bring(Shared& s) {
         if (!V32) {
             u32 to = at + shift + 6 * BLOCK;
             if (upper) to = (to ^ 64) + 32 * 128 - BLOCK;
-            decode(last_codes, s.factors[known][last_row][6 % (V32 ? 4 : 8)], to, to ^ 64);
+            decode(last_codes, s.factors[n % SCALED][last_row][6 % (V32 ? 4 : 8)], to, to ^ 64);
             last_codes = load_chunk(s.places[next][last_row] + eighth % 4 * 16 + 384);
             fence_for_async();
             barrier_arrive(&s.keys_full[buffer][STAGES - 1]);
@@ -348,6 +354,26 @@ __device__ __forceinline__ void store_matrices(u32 to, const u32* four) {
                  : "memory");
 }
 
+// The four matrices that `store_matrices` stored there.
+__device__ __forceinline__ void load_matrices(u32 (&four)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(four[0]), "=r"(four[1]), "=r"(four[2]), "=r"(four[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ u32 times_bf16(u32 pair, u32 other) {
+    u32 product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(other));
+    return product;
+}
+
 // An operand of rows along the sum: blocks of 64 columns BLOCK bytes apart, 8 rows 1,024 bytes.
 __device__ __forceinline__ u64 operand_by_rows(const void* rows) {
     return (u64(1) << 62) | (u64(1024 >> 4) << 32) | (u64(BLOCK >> 4) << 16) | ((shared_address(rows) & 0x3FFFF) >> 4);
@@ -357,6 +383,13 @@ __device__ __forceinline__ float power(float exponent) {  // of 2
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(exponent));
     return result;
+}
+
+// scores (+)= a block of queries x a block of keys.
+__device__ __forceinline__ void product_block(float (&scores)[32], const u8* queries, const u8* keys, bool fresh) {
+    u64 a = operand(queries), b = operand(keys);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, !fresh || step > 0);
 }
 
 // Of a thread's two heads the first; the other is 8 below.
@@ -376,19 +409,40 @@ constexpr float SLACK = 8.0f;
 __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top)[2], float (&total)[2], float (&decay)[2], u32 (&weights)[16]) {
     u32 buffer = n % 2, room = n % WEIGHTS;
     float scores[32];
+    bool holes;
+    if (V32) {
 #pragma unroll
-    for (int block = 0; block < QUERY_BLOCKS; ++block) {
-        if (block % 2 == 0 && block < BLOCKS) {
-            barrier_wait(&s.keys_full[buffer][block / 2], n / 2 & 1);
-            if (block / 2 == STAGES - 1) fence_for_async();  // for what was copied
+        for (int group = 0; group <= STAGES; ++group) {  // of two blocks; then the ROPE block, which has no scale
+            float part[32];
+            if (group < STAGES) barrier_wait(&s.keys_full[buffer][group], n / 2 & 1);
+            else fence_for_async();  // for what was copied
             products_begin();
-        }
-        u64 a = operand(s.queries[block]), b = operand(block < BLOCKS ? s.keys[buffer][block] : s.queries[QUERY_BLOCKS]);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) product_scores(scores, a + 2 * step, b + 2 * step, block + step > 0);
+            for (int block = 2 * group; block < 2 * group + 2 && block < QUERY_BLOCKS; ++block)
+                product_block(part, s.queries[block], block < BLOCKS ? s.keys[buffer][block] : s.queries[QUERY_BLOCKS], block == 2 * group);
+            products_wait();
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                float2 rest = make_float2(1.0f, 1.0f);
+                if (group < STAGES) rest = *reinterpret_cast<const float2*>(s.rests[V32 ? n % SCALED : 0][group % 4] + 8 * j + 2 * (thread_again() % 4));
+#pragma unroll
+                for (int i = 0; i < 4; ++i) scores[4 * j + i] = fmaf(part[4 * j + i], i % 2 ? rest.y : rest.x, group ? scores[4 * j + i] : 0.0f);
+            }
+        }
+        holes = s.holes[n % RING][0] | s.holes[n % RING][1];
+    } else {
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            if (block % 2 == 0) {
+                barrier_wait(&s.keys_full[buffer][block / 2], n / 2 & 1);
+                if (block / 2 == STAGES - 1) fence_for_async();  // for what was copied
+                products_begin();
+            }
+            product_block(scores, s.queries[block], s.keys[buffer][block], block == 0);
+        }
+        holes = s.holes[n % RING][0] | s.holes[n % RING][1];
+        products_wait();
     }
-    bool holes = s.holes[n % RING][0] | s.holes[n % RING][1];
-    products_wait();
     if (V32) {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.rope_free);
@@ -421,16 +475,19 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
     u32 to = shared_address(s.weights[room]) + chunk_at(mate / 32 * 16 + mate % 16, mate / 16 % 2);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
+        u32 pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // columns 8 (2 step + i / 2) of row i % 2
             const float* two = scores + 4 * (2 * step + i / 2) + 2 * (i % 2);
             float first = power(fmaf(two[0], scale, least[i % 2])), second = power(fmaf(two[1], scale, least[i % 2]));
             total[i % 2] += first + second;
-            u32 pair;
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-            weights[4 * step + i] = pair;
+            pairs[i] = weights[4 * step + i] = pack_bf16(first, second);
+            if (V32) {  // this team's values are those of the first group
+                float2 rest = *reinterpret_cast<const float2*>(s.rests[V32 ? n % SCALED : 0][0] + 8 * (2 * step + i / 2) + 2 * quad);
+                weights[4 * step + i] = pack_bf16(first * rest.x, second * rest.y);
+            }
         }
-        store_matrices(to ^ (step << 5), weights + 4 * step);
+        store_matrices(to ^ (step << 5), pairs);
     }
     u32 row = own_head(mate);
     if (quad == 0) s.decay[room][row] = decay[0], s.decay[room][row + 8] = decay[1];
@@ -456,8 +513,11 @@ __device__ __forceinline__ void attend(Shared& s, float scale, float (&sums)[64]
     }
 }
 
-// Makes the sums of the other 384 channels.
-__device__ __forceinline__ void add_values(Shared& s, const List& main, const List& extra, float (&sums)[2][96], Scout scout) {
+// The sums of the other 384 channels: two parts of 192, or by the groups of v32 three of 128.
+using More = float[V32 ? 3 : 2][V32 ? 64 : 96];
+
+// Makes them.
+__device__ __forceinline__ void add_values(Shared& s, const List& main, const List& extra, More& sums, Scout scout) {
     u32 tiles = s.own.last - s.own.first;
 #pragma unroll 1
     for (u32 n = 0; n < tiles; ++n) {
@@ -467,8 +527,32 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
         barrier_wait(&s.weights_full[room], n / WEIGHTS & 1);
         fence_for_async();  // for copies, and for weights: their team has no time for it
         float upper = s.decay[room][own], lower = s.decay[room][own + 8];
-        if (n > 0 && __any_sync(EVERYBODY, upper != 1.0f || lower != 1.0f)) decay_sums(sums[0], upper, lower), decay_sums(sums[1], upper, lower);
-        u64 a = operand(s.weights[room]), b = operand_by_rows(s.keys[buffer][2]);
+        if (n > 0 && __any_sync(EVERYBODY, upper != 1.0f || lower != 1.0f)) for (auto& part : sums) decay_sums(part, upper, lower);
+        u64 b = operand_by_rows(s.keys[buffer][2]);
+#if V32
+        u32 mate = thread_again() % TEAM;
+        u32 from = shared_address(s.weights[room]) + chunk_at(mate / 32 * 16 + mate % 16, mate / 16 % 2);
+#pragma unroll
+        for (int step = 0; step < TILE / 16; ++step) {
+            u32 weights[4];
+            load_matrices(weights, from ^ (step << 5));
+#pragma unroll
+            for (int group = 1; group < 4; ++group) {
+                u32 own_weights[4];
+#pragma unroll
+                for (int i = 0; i < 4; i += 2) {
+                    float2 rest = *reinterpret_cast<const float2*>(s.rests[n % SCALED][group] + 16 * step + 4 * i + 2 * (mate % 4));
+                    u32 pair = pack_bf16(rest.x, rest.y);
+                    own_weights[i] = times_bf16(weights[i], pair), own_weights[i + 1] = times_bf16(weights[i + 1], pair);
+                }
+                products_begin();
+                product_values(sums[group - 1], own_weights, b + step * (2048 >> 4) + (group - 1) * (2 * BLOCK >> 4), n + step > 0);
+                products_wait();  // no registers are left for the next weights beside these
+            }
+        }
+        named_barrier(3, TEAM);  // before one of its threads overwrites what is left of the scales
+#else
+        u64 a = operand(s.weights[room]);
         products_begin();
 #pragma unroll
         for (int step = 0; step < TILE / 16; ++step)
@@ -476,6 +560,7 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
             for (int part = 0; part < 2; ++part)
                 product_more_values(sums[part], a + 2 * step, b + step * (2048 >> 4) + part * (3 * BLOCK >> 4), n + step > 0);
         products_wait();
+#endif
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(&s.keys_free[buffer]), barrier_arrive(&s.weights_free[room]);
     }
@@ -489,9 +574,7 @@ static_assert(TILE * PITCH <= sizeof(Shared::keys) + sizeof(Shared::weights), "r
 __device__ __forceinline__ void store_two(float* to, float first, float second) { *reinterpret_cast<float2*>(to) = make_float2(first, second); }
 
 __device__ __forceinline__ void store_two(u16* to, float first, float second) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
-    *reinterpret_cast<u32*>(to) = pair;
+    *reinterpret_cast<u32*>(to) = pack_bf16(first, second);
 }
 
 // Where a head's results from `channel` on lie before they leave.
@@ -523,10 +606,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&s.weights_free[thread], TEAM / 32);
     }
     if (thread == 0) barrier_init(&s.rope_free, TEAM / 32);
-    if (thread < RING) {
-        barrier_init(&s.places_full[thread], TILE);
-        barrier_init(&s.factors_full[thread], TILE);
-    }
+    if (thread < RING) barrier_init(&s.places_full[thread], TILE);
+    if (thread < SCALED) barrier_init(&s.factors_full[thread], TILE);
     List main = {cache, indices + row * list_row, page_stride, divide, pool, page};
     List extra = {extra_cache, extra_indices + row * extra_list_row, extra_page_stride, extra_divide, extra_pool, extra_page};
     wait_for_the_kernel_before();
@@ -590,7 +671,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        float sums[2][96];  // of 192 channels each
+        More sums;
         if (any) {
             Scout scout = find_first(s, own, main, extra, mate, max(width, 0), max(extra_width, 0), split, splits, guesses);
             add_values(s, main, extra, sums, scout);
@@ -602,7 +683,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float share = s.share[h];
 #pragma unroll
             for (int j = 0; j < 48; ++j) {
-                const float* two = sums[j / 24] + j % 24 * 4 + 2 * r;
+                constexpr int PART = V32 ? 16 : 24;
+                const float* two = sums[j / PART] + j % PART * 4 + 2 * r;
                 store_two(staged(s, h, channel_at(2 + j / 8, j % 8) + column), two[0] * share, two[1] * share);
             }
         }
