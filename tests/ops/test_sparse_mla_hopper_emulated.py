@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ops import emulated
-from tests.ops.attention_kernels import Inputs, agrees, made
+from tests.ops.attention_kernels import SCALE, Inputs, agrees, made
 from thalweg.ops.cuda import CudaVariant
 from thalweg.ops.sparse_mla import hopper
 
@@ -18,20 +18,27 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(inputs: Inputs, deterministic: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     arguments = (inputs.q, inputs.cache, inputs.indices, inputs.lengths, inputs.sink, *(inputs.extra or (None,) * 3))
-    assert hopper.rejects(*arguments, 512**-0.5, deterministic) is None
-    return hopper.sparse_mla(*arguments, 512**-0.5, deterministic)
+    assert hopper.rejects(*arguments, SCALE, deterministic) is None
+    return hopper.sparse_mla(*arguments, SCALE, deterministic)
 
 
 @pytest.mark.parametrize(("page_slots", "heads"), [(64, 16), (2, 70)])
+@pytest.mark.parametrize("layout", ["v4", "v32"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_two_lists_with_holes_and_lengths(page_slots: int, heads: int, deterministic: bool) -> None:
+def test_two_lists_with_holes_and_lengths(page_slots: int, heads: int, deterministic: bool, layout: str) -> None:
     """deterministic: in several splits, which the Triton kernel merges."""
-    inputs = made("v4", 2, heads, 200, 150, page_slots=page_slots)
+    inputs = made(layout, 2, heads, 200, 150, page_slots=page_slots)
     inputs.indices[:, 3::5] = -1
     inputs.indices[0, 7] = inputs.cache.shape[0] * inputs.cache.shape[1] + 3
     inputs.lengths = torch.tensor([200, 71])
     inputs.extra = (*inputs.extra[:2], torch.tensor([149, 0]))
     agrees(run(inputs, deterministic), inputs.run("reference"))
+
+
+@pytest.mark.parametrize("layout", ["v4", "v32"])
+def test_more_tiles_than_are_known_ahead(layout: str) -> None:
+    inputs = made(layout, 1, 3, 700)
+    agrees(run(inputs), inputs.run("reference"))
 
 
 def test_a_row_of_nothing_is_zero_whatever_its_queries_hold() -> None:

@@ -33,6 +33,7 @@ class CudaVariant:
     signature: Mapping[str, str]
     threads: int
     shared_memory: int
+    overlaps: bool = False  # may be launched while the kernel before it runs, for whose end it waits itself
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
@@ -41,7 +42,7 @@ class CudaVariant:
         index = device_of(args)
         with torch.cuda.device(index):
             function = _function(self, index)
-            launch(function, blocks, self.threads, self.shared_memory, self.signature.values(), args, cluster)
+            launch(function, blocks, self.threads, self.shared_memory, self.signature.values(), args, cluster, self.overlaps)
 
     def __hash__(self) -> int:
         return hash((self.source, self.name))
@@ -135,6 +136,7 @@ def launch(
     kinds: Iterable[str],
     args: Sequence[Any],
     cluster: int = 1,
+    overlaps: bool = False,
 ) -> None:
     """Launches a loaded kernel on the current stream of the current device; `kinds` as in `CudaVariant.signature`."""
     driver = _bindings("driver")
@@ -148,11 +150,19 @@ def launch(
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
     config.sharedMemBytes = shared_memory
     config.hStream = torch.cuda.current_stream().cuda_stream
+    attributes = []
     if cluster > 1:
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
-        config.attrs, config.numAttrs = [attribute], 1
+        attributes.append(attribute)
+    if overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    if attributes:
+        config.attrs, config.numAttrs = attributes, len(attributes)
     _checked(driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0))
 
 

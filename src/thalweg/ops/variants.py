@@ -26,6 +26,7 @@ class KernelVariant:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
+    overlaps: bool = False  # may be launched while the kernel before it runs, for whose end it waits itself (from sm_90 on)
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 
@@ -35,6 +36,8 @@ class KernelVariant:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
+        if self.overlaps:
+            options["launch_pdl"] = True
         return options
 
     def launch(self, grid: tuple[int, ...], *args: Any) -> None:

@@ -19,11 +19,18 @@ _FOLDER = Path(__file__).parent
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_longlong, "f": ctypes.c_float}
 # Functions whose bodies are PTX, and what stands in their place.
 _BODIES = {
-    "u32 decode_two(": "return decode_shim(codes, scale);",
+    "uint4 load_chunk(": "return __ldg((const uint4*)from);",
+    "void store_chunk(": "*(uint4*)(memory + to - 1024) = chunk;",
+    "void fetch_ahead(": "",
+    "void copies_arrive(": "barrier_arrive(barrier);",
+    "void copy_chunk(": "*(uint4*)(memory + to - 1024) = __ldg((const uint4*)from);",
+    "u32 scaled(": "return scaled_shim(halves, factor);",
+    "void decode_four(": "decode_shim(codes, factor, low, high);",
     "void product_scores(": "mma<64>(sums, a, b, add, false);",
-    "void product_values(": "mma<128>(sums, a, b, true, true);",
+    "void product_values(": "mma_of_registers<128>(sums, a, b, add);",
+    "void product_more_values(": "mma<192>(sums, a, b, add, true);",
+    "void store_matrices(": "store_matrices_shim(to, four);",
     "float power(": "return exp2f(exponent);",
-    "void store_two(u16*": "((u32*)to)[0] = cvt_bf16x2(second, first);",
     "u32 thread_again(": "return threadIdx.x;",
 }
 
@@ -58,5 +65,6 @@ def _for_a_cpu(text: str) -> str:
     pack = r'asm\("cvt\.rn\.bf16x2\.f32 %0, %1, %2;" : "=r"\((\w+)\) : "f"\((\w+)\), "f"\((\w+)\)\);'
     text = re.sub(pack, r"\1 = cvt_bf16x2(\2, \3);", text)
     text = re.sub(r'asm volatile\("setmaxnreg[^;]*;"\);', "", text)
+    text = re.sub(r'asm volatile\("(cp\.async\.wait_all|griddepcontrol\.\w+);" ::: "memory"\);', "", text)
     assert "asm" not in text, "an instruction that shim.h does not have"
     return text

@@ -35,6 +35,7 @@ static inline float2 make_float2(float a, float b) {
     return {a, b};
 }
 #define __device__
+#define __align__(n) alignas(n)
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
@@ -95,6 +96,18 @@ static inline float __shfl_xor_sync(u32, float v, int k) {
     float r = xf[w][l ^ k];
     warpbar[w].sync(32);
     return r;
+}
+static u32 xi[16][32];
+static inline u32 __shfl_sync(u32, u32 v, u32 k) {
+    int w = threadIdx.x / 32, l = threadIdx.x % 32;
+    xi[w][l] = v;
+    warpbar[w].sync(32);
+    u32 r = xi[w][k % 32];
+    warpbar[w].sync(32);
+    return r;
+}
+static inline u32 __umulhi(u32 a, u32 b) {
+    return u32(u64(a) * b >> 32);
 }
 static inline bool __any_sync(u32, bool p) {
     int w = threadIdx.x / 32, l = threadIdx.x % 32;
@@ -166,9 +179,19 @@ static inline float e4m3(u32 c) {
     float v = e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
     return s ? -v : v;
 }
-static inline u32 decode_shim(u32 codes, float scale) {
-    if (codes > 0xFFFF) abort();
-    return cvt_bf16x2(e4m3(codes >> 8) * scale, e4m3(codes & 255) * scale);
+static inline u32 scaled_shim(u32, u32) {
+    abort();
+}
+static inline u32 product_bf16(float x, u16 factor) {
+    return tobf(x * bf(factor));
+}
+static inline void decode_shim(u32 codes, u32 factor, u32& low, u32& high) {
+    u32 b[4];
+    for (int i = 0; i < 4; i++) {
+        float value = e4m3(codes >> (8 * i) & 255);
+        b[i] = V32 ? tobf(value * __uint_as_float(factor)) : product_bf16(value, i % 2 ? factor >> 16 : factor & 0xFFFF);
+    }
+    low = b[1] << 16 | b[0], high = b[3] << 16 | b[2];
 }
 static inline float at_desc(u64 d, u32 mn, u32 k, bool mnmajor) {
     if ((d >> 62) != 1 || ((d >> 49) & 7)) abort();
@@ -194,5 +217,33 @@ static void mma(float* s, u64 a, u64 b, bool add, bool mnb) {
         float acc = add ? s[i] : 0;
         for (int k = 0; k < 16; k++) acc += A[r][k] * at_desc(b, n, k, mnb);
         s[i] = acc;
+    }
+}
+// The left operand in registers: of 16 columns each thread of a quad holds four, of both its rows.
+template <int N>
+static void mma_of_registers(float* s, const u32* a, u64 b, bool add) {
+    static u32 all[16][32][4];
+    int w = threadIdx.x / 32, l = threadIdx.x % 32;
+    memcpy(all[w][l], a, 16);
+    warpbar[w].sync(32);
+    float A[2][16];
+    for (int r = 0; r < 2; r++)
+        for (int k = 0; k < 16; k++) {
+            u32 two = all[w][l / 4 * 4 + k % 8 / 2][2 * (k / 8) + r];
+            A[r][k] = bf(k % 2 ? two >> 16 : two & 0xFFFF);
+        }
+    warpbar[w].sync(32);
+    for (int i = 0; i < N / 2; i++) {
+        int n = 8 * (i / 4) + 2 * (l % 4) + (i & 1), r = (i / 2) & 1;
+        float acc = add ? s[i] : 0;
+        for (int k = 0; k < 16; k++) acc += A[r][k] * at_desc(b, n, k, true);
+        s[i] = acc;
+    }
+}
+static void store_matrices_shim(u32 to, const u32* four) {
+    int l = threadIdx.x % 32;
+    for (int m = 0; m < 4; m++) {
+        u32 row = __shfl_sync(0, to, 8 * m + l / 4);
+        memcpy(memory + row - 1024 + 4 * (l % 4), four + m, 4);
     }
 }

@@ -45,11 +45,14 @@ def attend_kernel(
     page_stride, list_row, extra_page_stride, extra_list_row, scale,
     LAYOUT: tl.constexpr, CODES: tl.constexpr, CHUNKS: tl.constexpr, STARTS: tl.constexpr,
     SLOT: tl.constexpr, LENGTHS: tl.constexpr, EXTRA_LENGTHS: tl.constexpr, SINK: tl.constexpr, SPLIT: tl.constexpr,
-    ROTATE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    ROTATE: tl.constexpr, OVERLAP: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out [rows, heads, 512] and lse [rows, heads]; with SPLIT float32 [rows, splits, heads, 512] and lse in base 2."""
     LN2: tl.constexpr = 0.6931471805599453
     LOG2E: tl.constexpr = 1.4426950408889634
+    if OVERLAP:  # with the end of what comes before, and the beginning of the merge
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) // head_tiles
     head = (tl.program_id(0) - row * head_tiles) * HEADS + tl.arange(0, HEADS)
     inside = head < heads

@@ -15,6 +15,9 @@ from thalweg.ops.hardware import Hardware, triton_version
 ROOM = "sparse_mla"
 
 MOST_SPLITS = 64
+# Partial results of a head that are merged by programs which wait for them, where the card allows that. More are merged faster
+# by programs that are launched later and spread over all multiprocessors: 16 rows x 64 heads x 5 splits 19.3 us for 22.5.
+MOST_OVERLAPPED = 4096
 SCRATCH_BYTES = 64 * 2**20  # more rows than fit take several launches
 
 

@@ -1,12 +1,13 @@
 """Attention over index lists on Hopper (hopper.cu): launches, and when they are possible."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 
 import torch
 
-from thalweg.layouts import v4
+from thalweg.layouts import v4, v32
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import cuda, hardware
 from thalweg.ops.cuda import CudaVariant
@@ -16,12 +17,13 @@ from thalweg.ops.sparse_mla.triton import VALUE_DIM, Turn, by_splits, check_list
 
 TILE = 64  # heads, and cached rows
 _THREADS = 512
+_SHARED_MEMORY = 227 * 1024  # all that a block can have
 _CHOICE = choices.Choice(TILE, TILE, _THREADS // 32, 2, 1)
 _POINTERS = (
     "q", "sink", "out", "lse", "cache", "indices", "lengths", "extra_cache", "extra_indices", "extra_lengths",
 )  # fmt: skip
 _INTEGERS = ("heads", "head_tiles", "width", "pool", "page", "extra_width", "extra_pool", "extra_page")
-_STRIDES = ("q_row", "q_head", "page_stride", "list_row", "extra_page_stride", "extra_list_row")
+_STRIDES = ("q_row", "q_head", "page_stride", "divide", "list_row", "extra_page_stride", "extra_divide", "extra_list_row")
 
 
 def avoided(device: torch.device) -> str | None:
@@ -38,14 +40,17 @@ def rejects(
         return reason
     if q.dtype != torch.bfloat16:
         return f"q of {q.dtype}, its products are of bfloat16"
+    if not scale > 0:
+        return f"scale {scale}: it takes the largest product of a row for its largest score"
     if q.stride(2) != 1 or q.stride(0) % 8 or q.stride(1) % 8 or q.data_ptr() % 16:
         return f"q of strides {q.stride()} at address {q.data_ptr():#x}: heads are not 16 bytes apart or a multiple"
     lists = {"cache": (cache, indices)}
     if extra_cache is not None:
         lists["extra cache"] = (extra_cache, extra_indices)
     for name, (each, listed) in lists.items():
-        if layout_of(each) is not v4:
-            return f"{name}: of layout {layout_of(each).NAME}, it reads {v4.NAME}"
+        layout = layout_of(each)
+        if layout not in (v4, v32) or layout is not layout_of(cache):
+            return f"{name}: of layout {layout.NAME}, it reads {v4.NAME} or {v32.NAME}, and all caches alike"
         if each.stride(0) % 16 or each.data_ptr() % 16:
             return f"{name}: pages {each.stride(0)} bytes apart at address {each.data_ptr():#x}, not multiples of 16"
         if listed.dtype != torch.int32 or (listed.stride(1) != 1 and listed.shape[1] > 1):
@@ -91,38 +96,46 @@ def sparse_mla(
 
     def launch(some: slice, into: torch.Tensor, into_lse: torch.Tensor) -> None:
         own, extra = (None if each is None else each[some] for each in amounts)
-        attend_variant(splits > 1).launch(
+        attend_variant(layout_of(cache).NAME, splits > 1).launch(
             ((some.stop - some.start) * head_tiles, splits),
             q[some], sinks, into, into_lse, main, indices[some], own, other, extra_indices[some], extra,
             heads, head_tiles, indices.shape[1], cache.shape[0] * cache.shape[1], cache.shape[1],
             extra_indices.shape[1], extra_cache.shape[0] * extra_cache.shape[1], extra_cache.shape[1],
-            2 * q.stride(0), 2 * q.stride(1), main.stride(0), indices.stride(0), other.stride(0),
-            extra_indices.stride(0), scale * math.log2(math.e),
+            2 * q.stride(0), 2 * q.stride(1), main.stride(0), divide(cache.shape[1]), indices.stride(0),
+            other.stride(0), divide(extra_cache.shape[1]), extra_indices.stride(0), scale * math.log2(math.e),
         )  # fmt: skip
 
-    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False)
+    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False, overlap=q.is_cuda)
     return out, lse
 
 
 @functools.cache
-def attend_variant(split: bool) -> CudaVariant:
+def divide(divisor: int) -> int:
+    """How the kernel divides numbers below 2^31 by `divisor`: a multiplier, and a shift in the bits from 32 on."""
+    shift = (divisor - 1).bit_length()
+    return -(-(2 ** (31 + shift)) // divisor) | shift << 32
+
+
+@functools.cache
+def attend_variant(layout: str, split: bool) -> CudaVariant:
     """The kernel."""
-    block = TILE * 128
-    queries, keys, weights = VALUE_DIM // 64 * block, 2 * VALUE_DIM // 64 * block, 2 * block
-    numbers = 7 * TILE * 4 + 2 * 40 + 16 + 8 * 8
-    shared_memory = queries + keys + weights + numbers
-    shared_memory += -shared_memory % 1024
     return CudaVariant(
-        name=f"sparse_mla/hopper/v4/{'split' if split else 'whole'}",
+        name=f"sparse_mla/hopper/{layout}/{'split' if split else 'whole'}",
         source="sparse_mla/hopper.cu",
         entry="attend_kernel",
-        defines={"SPLIT": int(split), "OUT": "float" if split else "u16", "SHARED": shared_memory},
+        defines={
+            "V32": int(layout == v32.NAME),
+            "SPLIT": int(split),
+            "OUT": "float" if split else "u16",
+            "SHARED": _SHARED_MEMORY,
+        },
         signature=dict.fromkeys(_POINTERS, "p")
         | dict.fromkeys(_INTEGERS, "i")
         | dict.fromkeys(_STRIDES, "l")
         | {"scale": "f"},
         threads=_THREADS,
-        shared_memory=shared_memory,
+        overlaps=True,
+        shared_memory=_SHARED_MEMORY,
         representative=True,
         matrix=True,
     )
@@ -131,5 +144,5 @@ def attend_variant(split: bool) -> CudaVariant:
 def variants(hardware: hardware.Hardware) -> Iterable[CudaVariant]:
     """Every configuration that the operation can choose."""
     if hardware.name == "sm_90":
-        for split in (False, True):
-            yield attend_variant(split)
+        for layout, split in itertools.product((v4.NAME, v32.NAME), (False, True)):
+            yield attend_variant(layout, split)

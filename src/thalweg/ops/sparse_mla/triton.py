@@ -75,7 +75,8 @@ def sparse_mla(
         splits > 1,
         turn is not None and splits == 1,
     )
-    variant = attend_variant(chosen, layout, card.e4m3_to_f16, *flags)
+    overlap = device.type == "cuda" and can_overlap(card)
+    variant = attend_variant(chosen, layout, card.e4m3_to_f16, *flags, overlap=overlap)
     main, other = tile.rows(cache), tile.rows(extra_cache)
     sinks = lse if sink is None else sink.contiguous()
 
@@ -94,7 +95,7 @@ def sparse_mla(
             scale * math.log2(math.e),
         )  # fmt: skip
 
-    by_splits(splits, out, lse, sink, launch, turn)
+    by_splits(splits, out, lse, sink, launch, turn, overlap=overlap)
     return out, lse
 
 
@@ -118,6 +119,11 @@ class Turn:
         return (unused, unused) if turn is None else (turn.positions[some], turn.inverse_frequencies)
 
 
+def can_overlap(card: hardware.Hardware) -> bool:
+    """Whether kernels begin while those before them end (programmatic dependent launch): where that was measured."""
+    return card.name == "sm_90"
+
+
 def by_splits(
     splits: int,
     out: torch.Tensor,
@@ -126,6 +132,7 @@ def by_splits(
     launch: Callable[[slice, torch.Tensor, torch.Tensor], None],
     turn: Turn | None = None,
     turns_itself: bool = True,
+    overlap: bool = False,
 ) -> None:
     """Calls launch(rows, results, log-sum-exps) for as many rows at once as scratch holds, and merges their splits.
 
@@ -141,8 +148,9 @@ def by_splits(
                 rotate_variant().launch((rows, heads), out, turn.positions, turn.inverse_frequencies, heads)
             continue
         partial, partial_lse = scratch(some.stop - begin, splits, heads, out.device)
+        early = overlap and partial_lse.numel() <= choices.MOST_OVERLAPPED
         launch(some, partial, partial_lse)
-        reduce_variant(sink is not None, turn is not None, triton.next_power_of_2(splits)).launch(
+        reduce_variant(sink is not None, turn is not None, triton.next_power_of_2(splits), early).launch(
             (some.stop - begin, heads),
             partial, partial_lse, partial_lse if sink is None else sink.contiguous(),
             *Turn.arguments(turn, some, partial_lse), out[some], lse[some], heads, splits,
@@ -203,6 +211,7 @@ def attend_variant(
     sink: bool,
     split: bool,
     rotate: bool = False,
+    overlap: bool = False,
 ) -> KernelVariant:
     """The attention kernel."""
     pointers = {"q": "*bf16", "sink": "*fp32"} | turn_pointers(rotate)
@@ -210,7 +219,7 @@ def attend_variant(
     for prefix in ("", "extra_"):
         pointers |= {prefix + "cache": tile.pointer(layout), prefix + "indices": "*i32", prefix + "lengths": "*i32"}
     integers = dict.fromkeys(_SCALARS, "i32") | dict.fromkeys(_STRIDES, "i64")
-    flags = {"LENGTHS": lengths, "EXTRA_LENGTHS": extra_lengths, "SINK": sink, "SPLIT": split, "ROTATE": rotate}
+    flags = {"LENGTHS": lengths, "EXTRA_LENGTHS": extra_lengths, "SINK": sink, "SPLIT": split, "ROTATE": rotate, "OVERLAP": overlap}
     names = [name.lower() for name, value in flags.items() if value]
     how = "" if layout == "mla_bf16" else f"/{e4m3_to_f16}"
     return KernelVariant(
@@ -222,23 +231,25 @@ def attend_variant(
         num_warps=choice.warps,
         num_stages=choice.stages,
         max_registers=choice.max_registers,
+        overlaps=overlap,
         representative=sink and split != rotate and not lengths and not extra_lengths and (split or layout == v4.NAME),
         matrix=True,
     )  # fmt: skip
 
 
 @functools.cache
-def reduce_variant(sink: bool, rotate: bool, splits: int) -> KernelVariant:
+def reduce_variant(sink: bool, rotate: bool, splits: int, overlap: bool = False) -> KernelVariant:
     """The kernel that merges up to `splits` splits, a power of two."""
     return KernelVariant(
-        name=f"sparse_mla/reduce/splits{splits}/{'sink' if sink else 'plain'}" + ("+rotate" if rotate else ""),
+        name=f"sparse_mla/reduce/splits{splits}/{'sink' if sink else 'plain'}" + ("+rotate" if rotate else "") + ("+overlap" if overlap else ""),
         kernel=reduce_kernel,
         signature=dict.fromkeys(("partial", "partial_lse", "sink"), "*fp32")
         | turn_pointers(rotate)
         | {"out": "*bf16", "lse": "*fp32", "heads": "i32", "splits": "i32"},
-        constexprs={"SINK": sink, "ROTATE": rotate, "SPLITS": splits, "GROUP": min(GROUP, splits)},
+        constexprs={"SINK": sink, "ROTATE": rotate, "OVERLAP": overlap, "SPLITS": splits, "GROUP": min(GROUP, splits)},
         divisible_by_16=("partial", "partial_lse", "sink", "positions", "frequencies", "out", "lse"),
         max_registers=128 if rotate else None,  # left alone, the assembler aims at 32 for two splits, and spills
+        overlaps=overlap,
         representative=sink and splits == choices.MOST_SPLITS,
     )
 
@@ -269,11 +280,14 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     for sink, rotate in itertools.product(switches, repeat=2):
         splits = 2
         while splits <= choices.MOST_SPLITS:
-            yield reduce_variant(sink, rotate, splits)
+            for overlap in {False, can_overlap(hardware)}:
+                yield reduce_variant(sink, rotate, splits, overlap)
             splits *= 2
     for layout in tile.LAYOUTS:
         for choice in choices.all_choices(hardware, layout):
             for flags in itertools.product(switches, repeat=4):
-                yield attend_variant(choice, layout, hardware.e4m3_to_f16, *flags)
+                yield attend_variant(choice, layout, hardware.e4m3_to_f16, *flags, overlap=can_overlap(hardware))
                 if layout == v4.NAME and not flags[-1]:
-                    yield attend_variant(choice, layout, hardware.e4m3_to_f16, *flags, rotate=True)
+                    yield attend_variant(
+                        choice, layout, hardware.e4m3_to_f16, *flags, rotate=True, overlap=can_overlap(hardware)
+                    )
