@@ -17,6 +17,7 @@ elif not torch.cuda.is_available():
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--foreign", type=Path, metavar="DIR", help=foreign.HELP)
+    parser.addoption("--foreign-compile", action="store_true", help=foreign.COMPILE_HELP)
     parser.addoption("--foreign-missing", type=Path, metavar="FILE", help=foreign.MISSING_HELP)
 
 
@@ -27,6 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     return config.stash.get(foreign.HEADER, None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if foreign.LAUNCHER in config.stash:
+        terminalreporter.write_line(config.stash[foreign.LAUNCHER].summary())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

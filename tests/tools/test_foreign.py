@@ -1,6 +1,7 @@
 """Kernels compiled for Ampere and Ada become machine code for Hopper, and only they run where a bundle is installed."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from thalweg.ops.mqa_logits.triton import fill_variant, logits_variant
 from thalweg.ops.mqa_logits.triton import variants as scoring_variants
 from tools.foreign import assemble, launch
 from tools.foreign.bundle import Bundle, Entry
+from tools.foreign.launch import Launcher
 from tools.foreign.wanted import Wanted, from_json, wanted
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +114,7 @@ def memory(*shape: int, dtype: torch.dtype = torch.float32, beside: int = 0) -> 
 
 def test_a_launch_passes_arguments_in_order_and_no_scratch(ampere: Bundle, launched: list[tuple[Any, ...]]) -> None:
     out, lengths = memory(3, 32), memory(3, dtype=torch.int32)
-    launch.launch_from(ampere, None, fill_variant(), (3, 2), (out, lengths, 32, 32))
+    Launcher(ampere).launch(fill_variant(), (3, 2), (out, lengths, 32, 32))
     ((_code, entry), blocks, threads, shared, kinds, args) = launched[0]
     assert (entry, blocks, threads, shared, kinds) == ("fill_kernel", (3, 2), 128, 0, "ppilpp")
     assert args[0] is out and args[1] is lengths and args[2:] == (32, 32, None, None)
@@ -121,7 +123,7 @@ def test_a_launch_passes_arguments_in_order_and_no_scratch(ampere: Bundle, launc
 def test_a_tensor_that_is_not_aligned_runs_the_code_for_any(ampere: Bundle, launched: list[tuple[Any, ...]]) -> None:
     lengths = memory(3, dtype=torch.int32)
     for out in (memory(3, 32), memory(3, 32, beside=4)):
-        launch.launch_from(ampere, None, fill_variant(), (3, 1), (out, lengths, 32, 32))
+        Launcher(ampere).launch(fill_variant(), (3, 1), (out, lengths, 32, 32))
     aligned, any_ = (call[0][0] for call in launched)
     known = {entry.assembled.code: entry.wanted.assumed for entry in entries(ampere)}
     assert known[aligned] == fill_variant().divisible_by_16 and known[any_] == ()
@@ -129,7 +131,7 @@ def test_a_tensor_that_is_not_aligned_runs_the_code_for_any(ampere: Bundle, laun
 
 def test_indices_of_64_bits_are_narrowed_with_their_strides(ampere: Bundle, launched: list[tuple[Any, ...]]) -> None:
     wide = torch.tensor([[1, 9], [2**40, 9], [-3, 9]])[:, 0]
-    launch.launch_from(ampere, None, fill_variant(), (3, 1), (memory(3, 32), wide, 32, 32))
+    Launcher(ampere).launch(fill_variant(), (3, 1), (memory(3, 32), wide, 32, 32))
     narrow = launched[0][5][1]
     assert narrow.dtype == torch.int32 and narrow.stride() == (2,) and narrow.tolist() == [1, 2**31 - 1, -3]
 
@@ -137,7 +139,7 @@ def test_indices_of_64_bits_are_narrowed_with_their_strides(ampere: Bundle, laun
 def test_arguments_of_other_types_are_refused(ampere: Bundle, launched: list[tuple[Any, ...]]) -> None:
     lengths = memory(3, dtype=torch.int32)
     with pytest.raises(TypeError, match=r"mqa_logits/fill: out is \*bf16, its signature says \*fp32"):
-        launch.launch_from(ampere, None, fill_variant(), (1,), (memory(3, 8, dtype=torch.bfloat16), lengths, 8, 8))
+        Launcher(ampere).launch(fill_variant(), (1,), (memory(3, 8, dtype=torch.bfloat16), lengths, 8, 8))
     assert not launched
 
 
@@ -150,12 +152,28 @@ def test_a_kernel_that_is_missing_fails_and_is_listed_for_the_next_bundle(
     sizes = {"*u8": torch.uint8, "*fp32": torch.float32, "*i32": torch.int32}
     args = [memory(4, dtype=sizes[kind]) if kind[0] == "*" else 16 for kind in variant.signature.values()]
     with pytest.raises(launch.Missing, match=f"{variant.name}.*not in"):
-        launch.launch_from(ampere, tmp_path / "missing.jsonl", variant, (1,), tuple(args))
+        Launcher(ampere, tmp_path / "missing.jsonl").launch(variant, (1,), tuple(args))
     assert not launched
     (line,) = (tmp_path / "missing.jsonl").read_text().splitlines()
     listed = from_json(json.loads(line))
     assert listed.name == variant.name and listed.configuration != first.configuration
     assert listed.variant().constexprs == variant.constexprs and listed.assumed == variant.divisible_by_16
+
+
+def test_on_request_what_is_missing_is_compiled_where_it_is_launched(
+    folder: Path, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; the compiler stands in: in this process kernels are interpreted."""
+    bundle = Bundle(folder / "sm_80")
+    code = entries(bundle)[0].assembled
+    assembled: list[Wanted] = []
+    monkeypatch.setattr(launch, "assemble", lambda want: assembled.append(want) or code)
+    variant = dataclasses.replace(fill_variant(), constexprs={"BLOCK": 128})
+    launcher = Launcher(bundle, compiles=True)
+    for _ in range(2):
+        launcher.launch(variant, (3, 1), (memory(3, 32), memory(3, dtype=torch.int32), 32, 32))
+    assert [want.constexprs for want in assembled] == [{"BLOCK": 128}] and len(launched) == 2
+    assert launcher.summary() == "thalweg@sm_80: 2 launches of 1 kernel variants, 1 compiled here"
 
 
 def hardware_choices() -> list[Any]:
@@ -192,18 +210,19 @@ def test_where_it_is_installed_the_card_chooses_and_the_gpus_own_kernels_are_ref
 ) -> None:
     theirs = hardware.of_device, type(fill_variant()).launch, cuda.CudaVariant.launch
     monkeypatch.setattr(cuda, "unsupported", lambda device, architecture: None)
-    with launch.installed(ampere) as name:
-        assert name == "thalweg@sm_80"
+    launcher = Launcher(ampere)
+    with launch.installed(launcher):
         card = hardware.of_device(torch.device("cuda"))
         assert card.name == "sm_80" and card.e4m3_to_f16 == "packed" and not card.fp8_dot
         fill_variant().launch((3, 1), memory(3, 32), memory(3, dtype=torch.int32), 32, 32)
         with pytest.raises(AssertionError, match="CUDA C\\+\\+ for another card than sm_80"):
             cuda.CudaVariant.launch(SimpleNamespace(name="a kernel"), 1)  # type: ignore[arg-type]
     assert len(launched) == 1
+    assert launcher.summary() == "thalweg@sm_80: 1 launches of 1 kernel variants"
     assert (hardware.of_device, type(fill_variant()).launch, cuda.CudaVariant.launch) == theirs
 
 
 def test_without_a_hopper_gpu_a_run_from_a_bundle_is_refused(ampere: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "unsupported", lambda device, architecture: "this is sm_86")
-    with pytest.raises(UserError, match="machine code for sm_90: this is sm_86"), launch.installed(ampere):
+    with pytest.raises(UserError, match="machine code for sm_90: this is sm_86"), launch.installed(Launcher(ampere)):
         pass

@@ -61,11 +61,14 @@ class Bundle:
                 code = archive.read(record["file"])
                 if hashlib.sha256(code).hexdigest() != record["sha256"]:
                     raise UserError(f"{folder}: {record['file']} is not what the index says; make it anew: {MAKE}")
-                entry = Entry(from_json(record["wanted"]), _assembled(record["launch"], code))
-                self._entries.setdefault(entry.wanted.configuration, []).append(entry)
+                self.add(Entry(from_json(record["wanted"]), _assembled(record["launch"], code)))
 
     def __len__(self) -> int:
         return sum(map(len, self._entries.values()))
+
+    def add(self, entry: Entry) -> None:
+        """In this process alone."""
+        self._entries.setdefault(entry.wanted.configuration, []).append(entry)
 
     def find(self, wanted: Wanted) -> Entry | None:
         """The code of this configuration whose assumptions hold where `wanted.assumed` do: the one that assumes most."""

@@ -1,13 +1,15 @@
 """Runs Triton's kernels from a bundle: what a launch would compile for this GPU is code of Ampere or Ada in its place.
 
-Whatever the bundle has not is an error, and a line in a list that `python -m tools.foreign --want` reads: nothing falls back.
+Whatever the bundle has not is an error, and a line in a list that `python -m tools.foreign --want` reads; or, on request, it is
+compiled and assembled in the same way here. Nothing falls back on this GPU's own code.
 """
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from thalweg.ops import cuda, hardware
 from thalweg.ops.cuda import CudaVariant
 from thalweg.ops.hardware import Hardware
 from thalweg.ops.variants import KernelVariant
-from tools.foreign.assemble import RUNS_ON
-from tools.foreign.bundle import Bundle
+from tools.foreign.assemble import RUNS_ON, Assembled, assemble
+from tools.foreign.bundle import Bundle, Entry
 from tools.foreign.wanted import Wanted, wanted
 
 _POINTERS = {
@@ -32,12 +34,63 @@ class Missing(AssertionError):
     """A kernel that was launched and that the bundle has not."""
 
 
-@contextmanager
-def installed(bundle: Bundle, missing: Path | None = None) -> Iterator[str]:
-    """Within it, kernels are chosen as on the bundle's architecture and launched from the bundle; yields `thalweg@sm_80`.
+@dataclass
+class Launcher:
+    """Launches from a bundle, and what it launched.
 
-    `missing`: a file to which kernels that are not there are added, a line each. Raises UserError where no Hopper GPU is.
+    `missing`: a file to which kernels that are not in the bundle are added, a line each; `compiles`: they are compiled instead.
     """
+
+    bundle: Bundle
+    missing: Path | None = None
+    compiles: bool = False
+    launched: Counter[str] = field(default_factory=Counter)  # by the variants' names
+    compiled: list[Wanted] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The implementation's: `thalweg@sm_80`."""
+        return f"thalweg@{self.bundle.architecture}"
+
+    def launch(self, variant: KernelVariant, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        """Raises Missing, or TypeError for arguments of other types than the variant declares."""
+        declared = zip(variant.signature.items(), args, strict=True)
+        args = tuple(as_declared(variant.name, name, kind, arg) for (name, kind), arg in declared)
+        assumed = [name for name, arg in zip(variant.signature, args, strict=True) if divisible(arg)]
+        how = self._find(wanted(variant, self.bundle.architecture, assumed))
+        index = cuda.device_of(args)
+        with torch.cuda.device(index):
+            function = _loaded(how.code, how.entry, how.shared_memory, index)
+            across, down = grid if len(grid) > 1 else (grid[0], 1)
+            scratch = [None] * how.scratch
+            cuda.launch(function, (across, down), how.threads, how.shared_memory, how.kinds, (*args, *scratch))
+        self.launched[variant.name] += 1
+
+    def summary(self) -> str:
+        """What was launched, in one line."""
+        here = f", {len(self.compiled)} compiled here" if self.compiles else ""
+        return f"{self.name}: {self.launched.total():,} launches of {len(self.launched)} kernel variants{here}"
+
+    def _find(self, want: Wanted) -> Assembled:
+        found = self.bundle.find(want)
+        if found is None:
+            if not self.compiles:
+                report(self.missing, want)
+                what = f"{want.name}, {', '.join(want.assumed) or 'nothing'} divisible by 16"
+                raise Missing(f"{what}: not in {self.bundle.folder} ({len(self.bundle)} kernels)")
+            found = Entry(want, assemble(want))
+            self.bundle.add(found)
+            self.compiled.append(want)
+        return found.assembled
+
+
+@contextmanager
+def installed(launcher: Launcher) -> Iterator[None]:
+    """Within it, kernels are chosen as on the bundle's architecture and launched by `launcher`.
+
+    Raises UserError where no Hopper GPU is.
+    """
+    bundle = launcher.bundle
     reason = cuda.unsupported(torch.device("cuda" if torch.cuda.is_available() else "cpu"), RUNS_ON)
     if reason is not None:
         raise UserError(f"{bundle.folder}: machine code for {RUNS_ON}: {reason}")
@@ -48,7 +101,7 @@ def installed(bundle: Bundle, missing: Path | None = None) -> Iterator[str]:
         return card if device.type == "cuda" else theirs[0](device)
 
     def launch(self: KernelVariant, grid: tuple[int, ...], *args: Any) -> None:
-        launch_from(bundle, missing, self, grid, args)
+        launcher.launch(self, grid, args)
 
     def refuse(self: CudaVariant, *args: Any, **options: Any) -> None:
         raise AssertionError(f"{self.name}: CUDA C++ for another card than {bundle.architecture}")
@@ -63,31 +116,9 @@ def installed(bundle: Bundle, missing: Path | None = None) -> Iterator[str]:
 
     put(of_device, launch, refuse)
     try:
-        yield f"thalweg@{bundle.architecture}"
+        yield
     finally:
         put(*theirs)
-
-
-def launch_from(
-    bundle: Bundle, missing: Path | None, variant: KernelVariant, grid: tuple[int, ...], args: tuple[Any, ...]
-) -> None:
-    """Launches `variant` from the bundle. Raises Missing, or TypeError for arguments of other types than it declares."""
-    declared = zip(variant.signature.items(), args, strict=True)
-    args = tuple(as_declared(variant.name, name, kind, arg) for (name, kind), arg in declared)
-    assumed = [name for name, arg in zip(variant.signature, args, strict=True) if divisible(arg)]
-    want = wanted(variant, bundle.architecture, assumed)
-    found = bundle.find(want)
-    if found is None:
-        report(missing, want)
-        raise Missing(
-            f"{variant.name}, {sorted(assumed)} divisible by 16: not in {bundle.folder} ({len(bundle)} kernels)"
-        )
-    how = found.assembled
-    index = cuda.device_of(args)
-    with torch.cuda.device(index):
-        function = _loaded(how.code, how.entry, how.shared_memory, index)
-        across, down = grid if len(grid) > 1 else (grid[0], 1)
-        cuda.launch(function, (across, down), how.threads, how.shared_memory, how.kinds, (*args, *[None] * how.scratch))
 
 
 def as_declared(kernel: str, name: str, kind: str, arg: Any) -> Any:

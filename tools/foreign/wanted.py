@@ -11,6 +11,8 @@ from typing import Any
 from thalweg import ops
 from thalweg.ops.variants import KernelVariant
 
+_OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "maxnreg"}
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -35,7 +37,10 @@ class Wanted:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def variant(self) -> KernelVariant:
-        """What the compile suite compiles. Raises AttributeError where the kernel is not there any more."""
+        """What the compile suite compiles. Raises AttributeError where the kernel is not there any more, ValueError for options
+        that only this GPU's own launches could honour."""
+        if unknown := set(self.options) - _OPTIONS:
+            raise ValueError(f"{self.name}: compiled with {', '.join(sorted(unknown))}, which is not carried")
         return KernelVariant(
             name=self.name,
             kernel=getattr(importlib.import_module(self.module), self.kernel),

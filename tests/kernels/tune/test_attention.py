@@ -102,6 +102,17 @@ def test_one_choice_stands_for_all_heads_where_the_wide_tile_is_no_faster(
     assert attention.table(measured([SMALL, OTHER, WIDE]), "v4", MULTIPROCESSORS) == (OTHER,)
 
 
+def test_where_all_small_tiles_run_at_once_a_wide_tiles_time_does_not_count(
+    wrong: set[Choice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches take the first choice there, whatever the last is: here for one row, on 200 multiprocessors."""
+    few = {SMALL: 1.0, WIDE: 0.01}
+    monkeypatch.setitem(globals(), "us_of", lambda chosen, case: few[chosen] if case.batch == 1 else chosen.heads / 10)
+    times = measured([SMALL, WIDE])
+    assert attention.table(times, "v4", multiprocessors=10) == (SMALL, WIDE)
+    assert attention.table(times, "v4", multiprocessors=200) == (SMALL,)
+
+
 def test_a_lost_device_ends_the_work(wrong: set[Choice]) -> None:
     wrong.add(SMALL)
     with pytest.raises(RuntimeError, match="the device cannot be used any more"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from thalweg.layouts import v4, v32
 from thalweg.ops import hardware
 from thalweg.ops.sparse_mla import choice as choices
-from thalweg.ops.sparse_mla.triton import attend_variant
+from thalweg.ops.sparse_mla.triton import attend_variant, can_overlap
 from thalweg.ops.variants import KernelVariant
 
 LAYOUTS = (v4.NAME, v32.NAME)
@@ -22,5 +22,6 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     for layout in LAYOUTS:
         for choice in choices.CANDIDATES:
             for split in (False, True):
-                variant = attend_variant(choice, layout, hardware.e4m3_to_f16, True, True, True, split)
+                how = (choice, layout, hardware.e4m3_to_f16, True, True, True, split)
+                variant = attend_variant(*how, overlap=can_overlap(hardware))
                 yield dataclasses.replace(variant, name=name_of(layout, choice, split))
