@@ -21,8 +21,9 @@ def check(inputs: Inputs, **options: bool) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 96, 128])
 @pytest.mark.parametrize("rows", [1, 5, 70, 150])
-def test_heads_rows_and_lengths(rows: int, heads: int) -> None:
-    inputs = large("v4", rows, heads, 128, 512)
+@pytest.mark.parametrize("layout", ["v4", "v32"])
+def test_heads_rows_and_lengths(layout: str, rows: int, heads: int) -> None:
+    inputs = large(layout, rows, heads, 128, 512)
     check(inputs)
     inputs.lengths = torch.arange(rows, device=DEVICE) * 37 % 129
     inputs.extra = (*inputs.extra[:2], (torch.arange(rows, device=DEVICE) * 101 % 600 - 40).int())
@@ -31,12 +32,39 @@ def test_heads_rows_and_lengths(rows: int, heads: int) -> None:
 
 @pytest.mark.parametrize("page_slots", [1, 2, 16, 61, 64, 256])
 @pytest.mark.parametrize("width", [64, 133, 1152, 2051, 8320])
-def test_lists_of_any_width_and_pages_of_any_size(width: int, page_slots: int) -> None:
-    inputs = large("v4", 3, 64, width, 0, page_slots, pages=max(4, 2000 // page_slots))
+@pytest.mark.parametrize("layout", ["v4", "v32"])
+def test_lists_of_any_width_and_pages_of_any_size(layout: str, width: int, page_slots: int) -> None:
+    inputs = large(layout, 3, 64, width, 0, page_slots, pages=max(4, 2000 // page_slots))
     inputs.indices[:, 5::7] = -1
     inputs.indices[0] = -1
     out, lse = check(inputs)
     assert (out[0] == 0).all() and (lse[0] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("layout", ["v4", "v32"])
+def test_twenty_runs_give_the_same_bits(layout: str) -> None:
+    """Teams hand tiles to one another through shared memory: what was read too early would differ from run to run."""
+    inputs = large(layout, 132, 64, 128, 2048, pages=4000)
+    out, lse = check(inputs)
+    for _ in range(20):
+        again, again_lse = inputs.run("hopper")
+        assert torch.equal(again, out) and torch.equal(again_lse, lse)
+
+
+def test_a_captured_graph_takes_other_lengths() -> None:
+    """Kernels that overlap are captured with what orders them."""
+    inputs = large("v4", 16, 64, 128, 512)
+    inputs.lengths = torch.full((16,), 128, device=DEVICE, dtype=torch.int32)
+    inputs.on_device("hopper")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = inputs.on_device("hopper")
+    inputs.lengths.copy_(torch.arange(16, device=DEVICE) * 8)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    agrees(tuple(each.cpu() for each in got), inputs.run("reference"))
 
 
 def test_no_sink_and_a_sink_that_is_nothing() -> None:
@@ -45,8 +73,9 @@ def test_no_sink_and_a_sink_that_is_nothing() -> None:
         check(dataclasses.replace(inputs, sink=sink))
 
 
-def test_a_row_alone_has_the_bits_of_the_row_in_a_batch() -> None:
-    inputs = large("v4", 64, 64, 128, 512)
+@pytest.mark.parametrize("layout", ["v4", "v32"])
+def test_a_row_alone_has_the_bits_of_the_row_in_a_batch(layout: str) -> None:
+    inputs = large(layout, 64, 64, 128, 512)
     out, lse = check(inputs, deterministic=True)
     for row in (0, 31, 63):
         one_out, one_lse = inputs.part(slice(row, row + 1)).run("hopper", deterministic=True)

@@ -42,7 +42,16 @@ class CudaVariant:
         index = device_of(args)
         with torch.cuda.device(index):
             function = _function(self, index)
-            launch(function, blocks, self.threads, self.shared_memory, self.signature.values(), args, cluster, self.overlaps)
+            launch(
+                function,
+                blocks,
+                self.threads,
+                self.shared_memory,
+                self.signature.values(),
+                args,
+                cluster,
+                self.overlaps,
+            )
 
     def __hash__(self) -> int:
         return hash((self.source, self.name))

@@ -26,7 +26,9 @@ class KernelVariant:
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int | None = None  # a limit below the architecture's, so that more programs fit a multiprocessor
-    overlaps: bool = False  # may be launched while the kernel before it runs, for whose end it waits itself (from sm_90 on)
+    overlaps: bool = (
+        False  # may be launched while the kernel before it runs, for whose end it waits itself (from sm_90 on)
+    )
     representative: bool = False  # compiled by default, not only with --all
     matrix: bool = False  # holds a matrix product, which must reach the tensor cores
 

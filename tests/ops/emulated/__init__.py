@@ -32,7 +32,6 @@ _BODIES = {
     "void store_matrices(": "store_matrices_shim(to, four);",
     "void load_matrices(": "load_matrices_shim(four, from);",
     "u32 pack_bf16(": "return cvt_bf16x2(high, low);",
-    "u32 times_bf16(": "return times_shim(pair, other);",
     "float power(": "return exp2f(exponent);",
     "u32 thread_again(": "return threadIdx.x;",
 }

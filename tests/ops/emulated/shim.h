@@ -254,6 +254,3 @@ static void load_matrices_shim(u32 (&four)[4], u32 from) {
         memcpy(four + m, memory + row - 1024 + 4 * (l % 4), 4);
     }
 }
-static u32 times_shim(u32 a, u32 b) {
-    return u32(product_bf16(bf(a >> 16), b >> 16)) << 16 | product_bf16(bf(a & 0xFFFF), b & 0xFFFF);
-}

@@ -19,19 +19,18 @@ _HOPPER = "thalweg.ops.sparse_mla.hopper"
 
 dispatch.register(
     "sparse_mla",
+    "hopper",
+    on_first_call(_HOPPER, "sparse_mla"),
+    hopper_unsupported,
+    rejects=on_first_call(_HOPPER, "rejects"),
+)
+dispatch.register(
+    "sparse_mla",
     "triton",
     on_first_call(_KERNELS, "sparse_mla"),
     triton_unsupported,
     triton_avoided,
     on_first_call(_KERNELS, "sparse_mla_rejects"),
-)
-dispatch.register(
-    "sparse_mla",
-    "hopper",
-    on_first_call(_HOPPER, "sparse_mla"),
-    hopper_unsupported,
-    on_first_call(_HOPPER, "avoided"),
-    on_first_call(_HOPPER, "rejects"),
 )
 dispatch.register("sparse_mla", "reference", reference.sparse_mla)
 

@@ -107,6 +107,8 @@ struct Shared {
     float share[TILE];              // of a head's sums in the result
     int holes[RING][2];             // whether entries of either half of a tile are none
     Split own;
+    int first_head;                 // of the block
+    i64 result;                     // where that head's results go: rows x splits x heads before them
     u64 keys_full[2][STAGES], keys_free[2], weights_full[WEIGHTS], weights_free[WEIGHTS], places_full[RING], factors_full[SCALED], rope_free;
 };
 static_assert(sizeof(Shared) <= SHARED, "the launch gives less");
@@ -368,10 +370,8 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return pair;
 }
 
-__device__ __forceinline__ u32 times_bf16(u32 pair, u32 other) {
-    u32 product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(other));
-    return product;
+__device__ __forceinline__ u32 times(u32 pair, float2 by) {  // of bf16, rounded once
+    return pack_bf16(__uint_as_float(pair << 16) * by.x, __uint_as_float(pair & 0xFFFF0000u) * by.y);
 }
 
 // An operand of rows along the sum: blocks of 64 columns BLOCK bytes apart, 8 rows 1,024 bytes.
@@ -542,8 +542,7 @@ __device__ __forceinline__ void add_values(Shared& s, const List& main, const Li
 #pragma unroll
                 for (int i = 0; i < 4; i += 2) {
                     float2 rest = *reinterpret_cast<const float2*>(s.rests[n % SCALED][group] + 16 * step + 4 * i + 2 * (mate % 4));
-                    u32 pair = pack_bf16(rest.x, rest.y);
-                    own_weights[i] = times_bf16(weights[i], pair), own_weights[i + 1] = times_bf16(weights[i + 1], pair);
+                    own_weights[i] = times(weights[i], rest), own_weights[i + 1] = times(weights[i + 1], rest);
                 }
                 products_begin();
                 product_values(sums[group - 1], own_weights, b + step * (2048 >> 4) + (group - 1) * (2 * BLOCK >> 4), n + step > 0);
@@ -625,6 +624,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             else store_chunk(to, make_uint4(0, 0, 0, 0));
         }
     } else if (thread == 0) {
+        s.first_head = head, s.result = (i64(row) * splits + split) * heads + head;
         s.own = split_of(length_of(lengths, row, width), length_of(extra_lengths, row, extra_width), split, splits);
     }
     __syncthreads();
@@ -635,8 +635,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (any) bring(s);
         return;
     }
-    i64 result = (i64(row) * splits + split) * heads + head;
-    u32 mate = thread % TEAM, column = 2 * (mate % 4);
+    u32 mate = thread % TEAM;
     if (team == 2) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
         chunks_copied();
@@ -644,20 +643,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         named_barrier(1, TEAM);
         float sums[64], top[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f}, shares[2];
         if (any) attend(s, scale, sums, top, total);
+        // What follows is found again, so that no register keeps it until here.
+        u32 first_head = s.first_head, column = thread_again() % 4 * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             total[r] += __shfl_xor_sync(EVERYBODY, total[r], 1);
             total[r] += __shfl_xor_sync(EVERYBODY, total[r], 2);
             u32 h = own_head(thread_again() % TEAM) + 8 * r;
             float below = total[r];
-            if (!SPLIT && sink != nullptr && head + h < heads) {
+            if (!SPLIT && sink != nullptr && first_head + h < heads) {
                 float safe = top[r] == minus_infinity() ? 0.0f : top[r];
-                below += power(sink[head + h] * LOG2E - safe);
+                below += power(sink[first_head + h] * LOG2E - safe);
             }
             float share = total[r] == 0.0f ? 0.0f : 1.0f / below;
             if (column == 0) {
                 s.share[h] = share;
-                if (head + h < heads) lse[result + h] = (top[r] + log2f(total[r])) * (SPLIT ? 1.0f : LN2);
+                if (first_head + h < heads) lse[s.result + h] = (top[r] + log2f(total[r])) * (SPLIT ? 1.0f : LN2);
             }
             shares[r] = share;
         }
@@ -667,7 +668,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float* two = sums + 4 * j + 2 * r;
-                store_two(staged(s, own_head(mate) + 8 * r, channel_at(j / 8, j % 8) + column), two[0] * shares[r], two[1] * shares[r]);
+                store_two(staged(s, own_head(thread_again() % TEAM) + 8 * r, channel_at(j / 8, j % 8) + column), two[0] * shares[r], two[1] * shares[r]);
             }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
@@ -679,7 +680,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         named_barrier(2, 2 * TEAM);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            u32 h = own_head(mate) + 8 * r;
+            u32 h = own_head(thread_again() % TEAM) + 8 * r, column = thread_again() % 4 * 2;
             float share = s.share[h];
 #pragma unroll
             for (int j = 0; j < 48; ++j) {
@@ -692,12 +693,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (SPLIT && !any) return;  // of a split of nothing only the log-sum-exp is written, which says so
     named_barrier(2, 2 * TEAM);
     constexpr u32 A_HEAD = CHANNELS * sizeof(Out) / 16;  // in chunks
-    u32 chunks = min(TILE, heads - int(head)) * A_HEAD;
+    u32 chunks = min(TILE, heads - s.first_head) * A_HEAD;
     const u8* from = &s.keys[0][0][0];
-    uint4* to = reinterpret_cast<uint4*>(out + result * CHANNELS);
+    uint4* to = reinterpret_cast<uint4*>(out + s.result * CHANNELS);
     constexpr u32 BATCH = 8;  // all loads of a batch before its first store
 #pragma unroll 1
-    for (u32 i = thread - 2 * TEAM; i < chunks; i += BATCH * 2 * TEAM) {
+    for (u32 i = thread_again() - 2 * TEAM; i < chunks; i += BATCH * 2 * TEAM) {
         uint4 batch[BATCH];
 #pragma unroll
         for (u32 k = 0; k < BATCH; ++k) {

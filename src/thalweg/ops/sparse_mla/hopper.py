@@ -23,12 +23,16 @@ _POINTERS = (
     "q", "sink", "out", "lse", "cache", "indices", "lengths", "extra_cache", "extra_indices", "extra_lengths",
 )  # fmt: skip
 _INTEGERS = ("heads", "head_tiles", "width", "pool", "page", "extra_width", "extra_pool", "extra_page")
-_STRIDES = ("q_row", "q_head", "page_stride", "divide", "list_row", "extra_page_stride", "extra_divide", "extra_list_row")
-
-
-def avoided(device: torch.device) -> str | None:
-    """Why the kernel runs on `device` only where somebody forces it, or None."""
-    return "compiled, but not run on a GPU yet: must be forced"
+_STRIDES = (
+    "q_row",
+    "q_head",
+    "page_stride",
+    "divide",
+    "list_row",
+    "extra_page_stride",
+    "extra_divide",
+    "extra_list_row",
+)
 
 
 def rejects(
@@ -105,7 +109,9 @@ def sparse_mla(
             other.stride(0), divide(extra_cache.shape[1]), extra_indices.stride(0), scale * math.log2(math.e),
         )  # fmt: skip
 
-    by_splits(splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False, overlap=q.is_cuda)
+    by_splits(
+        splits, out, lse, sink, launch, Turn.of(positions, inverse_frequencies), turns_itself=False, overlap=q.is_cuda
+    )
     return out, lse
 
 

@@ -12,7 +12,8 @@ from thalweg.ops.device.rope import turned_back, turns
 
 @triton.jit
 def reduce_kernel(partial, partial_lse, sink, positions, frequencies, out, lse, heads, splits,
-                  SINK: tl.constexpr, ROTATE: tl.constexpr, OVERLAP: tl.constexpr, SPLITS: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+                  SINK: tl.constexpr, ROTATE: tl.constexpr, OVERLAP: tl.constexpr,
+                  SPLITS: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """partial float32 [rows, splits, heads, 512], partial_lse float32 [rows, splits, heads] in base 2 -> out, lse."""
     LN2: tl.constexpr = 0.6931471805599453
     LOG2E: tl.constexpr = 1.4426950408889634

@@ -219,7 +219,14 @@ def attend_variant(
     for prefix in ("", "extra_"):
         pointers |= {prefix + "cache": tile.pointer(layout), prefix + "indices": "*i32", prefix + "lengths": "*i32"}
     integers = dict.fromkeys(_SCALARS, "i32") | dict.fromkeys(_STRIDES, "i64")
-    flags = {"LENGTHS": lengths, "EXTRA_LENGTHS": extra_lengths, "SINK": sink, "SPLIT": split, "ROTATE": rotate, "OVERLAP": overlap}
+    flags = {
+        "LENGTHS": lengths,
+        "EXTRA_LENGTHS": extra_lengths,
+        "SINK": sink,
+        "SPLIT": split,
+        "ROTATE": rotate,
+        "OVERLAP": overlap,
+    }
     names = [name.lower() for name, value in flags.items() if value]
     how = "" if layout == "mla_bf16" else f"/{e4m3_to_f16}"
     return KernelVariant(
@@ -241,7 +248,9 @@ def attend_variant(
 def reduce_variant(sink: bool, rotate: bool, splits: int, overlap: bool = False) -> KernelVariant:
     """The kernel that merges up to `splits` splits, a power of two."""
     return KernelVariant(
-        name=f"sparse_mla/reduce/splits{splits}/{'sink' if sink else 'plain'}" + ("+rotate" if rotate else "") + ("+overlap" if overlap else ""),
+        name=f"sparse_mla/reduce/splits{splits}/{'sink' if sink else 'plain'}"
+        + ("+rotate" if rotate else "")
+        + ("+overlap" if overlap else ""),
         kernel=reduce_kernel,
         signature=dict.fromkeys(("partial", "partial_lse", "sink"), "*fp32")
         | turn_pointers(rotate)
