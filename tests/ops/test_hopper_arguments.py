@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.index_inputs import IndexInputs, index_inputs
-from thalweg.layouts import v4, v32
+from thalweg.layouts import mla_bf16, v4, v32
 from thalweg.ops import cuda
 from thalweg.ops.index_topk import hopper as fused
 from thalweg.ops.mqa_logits import hopper as scoring
@@ -75,7 +75,8 @@ def attended(**changes: object) -> list[object]:
         ({"q": torch.zeros(2, 64, 516, dtype=torch.bfloat16)[:, :, :512]}, "q of strides"),
         ({"indices": torch.zeros(2, 128, dtype=torch.int64)}, "torch.int64 indices"),
         ({"indices": torch.zeros(2, 256, dtype=torch.int32)[:, ::2]}, "stride 2"),
-        ({"cache": v32.allocate(2, 64)}, "cache: of layout v32"),
+        ({"cache": mla_bf16.allocate(2, 64)}, "cache: of layout mla_bf16"),
+        ({"scale": -1.0}, "scale -1.0"),
         (
             {"extra_cache": v32.allocate(2, 64), "extra_indices": torch.zeros(2, 1, dtype=torch.int32)},
             "extra cache: of layout v32",
