@@ -74,7 +74,7 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
 
 
 def check(site: Site, tolerance: float = 2e-6, iterations: int = 3, alone: bool = True) -> None:
-    """All four operations (the fused one without `alone`) as the reference has them; what follows from X' is compared on the kernels' own X'.
+    """All four operations (the fused one without `alone`) as the reference has them; what follows from X' on the kernels' own X'.
 
     Few iterations: interpreted, one of them costs a program 20 ms.
     """

@@ -53,7 +53,7 @@ def all_choices(element_size: int) -> tuple[Choice, Choice, Choice, Choice]:
 
 
 def share_of(choice: Choice, rows: int, width: int, multiprocessors: int) -> int:
-    """Channels of a split: a multiple of the block, and few enough that every multiprocessor has its PROGRAMS, or a block each."""
+    """Channels of a split: a multiple of the block, and few enough for PROGRAMS a multiprocessor, or a block each."""
     blocks = -(-width // choice.block)
     tiles = -(-rows // choice.rows)
     splits = max(1, min(choice.splits, blocks, PROGRAMS * multiprocessors // max(1, tiles)))

@@ -2,8 +2,9 @@
 
 Grid: (row tiles, splits of the channels). A program owns ROWS rows and an equal share of the channels, in all four streams. By
 BLOCK channels it mixes the streams (POST), stores them, and multiplies them as stored by its slice of fn (MIX): fn is read once
-a row tile, never by every multiprocessor. In registers: a block of the streams, ROWS x COLUMNS partial products, the sums of
-squares. It writes them as one row of COLUMNS floats; finish.py adds up the splits.
+a row tile, never by every multiprocessor. In registers: a block of one new stream, ROWS x COLUMNS partial products, the sums of
+squares; the old streams are read for each new one, from the first-level cache. The partial results go out as one row of COLUMNS
+floats; finish.py adds up the splits.
 """
 
 import triton
@@ -70,8 +71,6 @@ def mix_kernel(
         channel = begin + tl.arange(0, BLOCK)
         there = inside[:, None] & (channel < last)[None, :]
         at = streams + row[:, None] * stream_row + channel[None, :]
-        if POST:
-            added = _load(y + row[:, None] * y_row + channel[None, :], there)
         for j in range(4):  # not unrolled: the compiler would keep the operands of all four products
             if POST:
                 value = _load(y + row[:, None] * y_row + channel[None, :], there)
