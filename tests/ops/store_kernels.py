@@ -87,6 +87,7 @@ def check_store(
     pairs: int | None = None,
     slots: torch.Tensor | None = None,
     dtype_of_indices: torch.dtype = torch.int32,
+    eps: float = 1e-6,
     seed: int = 0,
 ) -> None:
     """norm_rope_store by the kernels leaves the bytes of the reference, in slots of no order, some rows without one."""
@@ -106,7 +107,7 @@ def check_store(
     caches = [again(cache) for _ in range(2)]
     for each, implementation in zip(caches, ("triton", "reference"), strict=True):
         rest = (each, there_of(slots.to(dtype_of_indices)))
-        norm_rope_store(*map(there_of, arguments), *rest, implementation=implementation)
+        norm_rope_store(*map(there_of, arguments), *rest, eps=eps, implementation=implementation)
     same_bytes(layout, *caches, most=max(2, rows * 64 // 500))
 
 

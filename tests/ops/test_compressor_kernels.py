@@ -163,6 +163,16 @@ def test_padding_is_not_read_and_nothing_outside_of_the_arguments(ratio: int) ->
     )
 
 
+@interpreted
+def test_a_place_of_the_ring_is_written_once_by_a_long_call() -> None:
+    """On a GPU two writes have no order."""
+    requests = Requests(4, "exact")
+    with watching() as accesses:
+        requests.step((0, 20), (1, 9), (2, 8))
+    assert accesses.stored_twice(requests.state["triton"]) == 0
+    requests.check()
+
+
 def test_views_with_gaps() -> None:
     """kv and gate as halves of one projection, a state between others."""
     both = torch.randn(9, 500)

@@ -34,14 +34,12 @@ def test_rows_of_any_size_with_weights_that_stretch_them(factor: float) -> None:
 
 
 def test_amax_just_beside_a_power_of_two_gets_the_scale_of_the_layout() -> None:
-    """448 x 2^k and its neighbours, which a rounded division could move; norm off: one channel alone, of weight sqrt(1/512)."""
+    """448 x 2^k and its neighbours, which a rounded division could move: rows of 1 are their own norm, so weights are stored."""
     for bits in range(-2, 3):
-        for value in (448.0, 1.0, 448.0 * 2**-20, 2.0**-10):
-            kv = torch.zeros(1, 512)
-            kv[0, 5] = 1.0
-            peak = (torch.tensor(value).view(torch.int32) + bits).view(torch.float32)
-            weight = (peak.double() / 512**0.5).float().expand(512).contiguous()
-            check_store("v4", kv=kv, weight=weight)
+        for value in (448.0, 1.0, 448.0 * 2**-20, 448.0 * 2**40, 2.0**-10, 1e-4):
+            weight = torch.full((512,), value / 3)
+            weight[::64] = (torch.tensor(value).view(torch.int32) + bits).view(torch.float32)
+            check_store("v4", kv=torch.ones(1, 512), weight=weight, eps=0.0)
 
 
 def test_bytes_of_nan_and_infinity() -> None:

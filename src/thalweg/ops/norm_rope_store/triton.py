@@ -1,7 +1,8 @@
 """Norm, rope, quantisation and paged store in Triton: launches, and the variants there are. The kernels: store.py and query.py.
 
 Stored bytes are the reference's, but for the sign of a NaN, and for channels that turn where two libraries' cosines differ in
-their last bit: it can move a bf16 channel by one step, or the float32 scale of an index key in its last bit. Queries are float32 inside: their error is one rounding and about 3e-7.
+their last bit: it can move a bf16 channel by one step, or the float32 scale of an index key in its last bit. Queries are
+float32 inside: their error is one rounding and about 3e-7.
 """
 
 import functools
