@@ -1,6 +1,7 @@
 """How the tests of kernels bend what they run: small grids, small sizes, another choice."""
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 import torch
@@ -81,11 +82,33 @@ def spoiled_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention allocates, results and scratch, holds NaN before it is written."""
     from thalweg.ops.sparse_mla import triton as kernels
 
+    spoil(monkeypatch, kernels)
+
+
+@pytest.fixture
+def spoiled_mhc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hyper-connections allocate, results and partial products, holds NaN before it is written."""
+    from thalweg.ops.mhc import triton as kernels
+
+    spoil(monkeypatch, kernels)
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, kernels: ModuleType) -> None:
+    """What `kernels` allocates by torch.empty holds NaN."""
+
     class Torch:
         def __getattr__(self, name: str) -> object:
             return spoiled if name == "empty" else getattr(torch, name)
 
-    def spoiled(*args, **kwargs) -> torch.Tensor:
-        return torch.full(args, float("nan"), **kwargs)
+    def spoiled(*shape, **kwargs) -> torch.Tensor:
+        return torch.empty(*shape, **kwargs).fill_(float("nan"))
 
     monkeypatch.setattr(kernels, "torch", Torch())
+
+
+@pytest.fixture
+def spoiled_norm_rope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernels of queries allocate holds NaN before it is written."""
+    from thalweg.ops.norm_rope_store import triton as kernels
+
+    spoil(monkeypatch, kernels)

@@ -5,8 +5,9 @@ import torch
 import triton
 import triton.language as tl
 
+from thalweg.layouts.e4m3 import to_e4m3
 from thalweg.ops import hardware
-from thalweg.ops.device.e4m3 import e4m3_to_f16
+from thalweg.ops.device.e4m3 import e4m3_to_f16, f32_to_e4m3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WAYS = ["arithmetic"]
@@ -63,3 +64,41 @@ def test_the_reference_itself_has_two_nans_negative_zero_and_subnormals() -> Non
 def test_a_way_that_does_not_exist_is_refused() -> None:
     with pytest.raises(Exception, match="no such way"):
         decoded(ALL_CODES, "bits")
+
+
+@triton.jit
+def encode(values, codes, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(codes + offsets, f32_to_e4m3(tl.load(values + offsets)))
+
+
+def encoded(values: torch.Tensor) -> torch.Tensor:
+    """uint8 codes of float32 `values` [n x 65,536] by a kernel, on the CPU."""
+    codes = torch.full(values.shape, 0x55, dtype=torch.uint8, device=DEVICE)
+    encode[(values.numel() // 65_536,)](values.to(DEVICE), codes, BLOCK=65_536, num_warps=32, enable_fp_fusion=True)
+    return codes.cpu()
+
+
+def check_encoded(values: torch.Tensor) -> None:
+    got, want = encoded(values), to_e4m3(values).view(torch.uint8)
+    nan = values.isnan()
+    assert torch.equal(got[~nan], want[~nan])
+    assert ((got[nan] & 0x7F) == 0x7F).all()
+
+
+def test_every_float32_to_its_upper_bits_becomes_the_nearest_code() -> None:
+    """Signs, exponents and 7 bits of mantissa, 3 of them below a code's last: every tie, subnormals, infinity, NaN."""
+    upper = torch.arange(65_536).to(torch.int32) << 16
+    check_encoded(upper.view(torch.float32))
+
+
+def test_a_hair_beside_a_tie_goes_to_its_own_side() -> None:
+    """What a detour over float16 gets wrong: a value just above or below the middle of two codes."""
+    upper = torch.arange(65_536).to(torch.int32) << 16
+    for beside in (upper + 1, upper - 1, upper + 0x7FFF):
+        check_encoded(beside.view(torch.float32))
+    g = torch.Generator().manual_seed(1)
+    check_encoded((torch.randint(-(2**31), 2**31, (4 * 65_536,), generator=g)).to(torch.int32).view(torch.float32))
+    detour = (1.0625 + 2.0**-20,)  # 1.0625 is the middle of 1 and 1.125
+    got = encoded(torch.full((65_536,), detour[0]))
+    assert got[0] == 0x39 and torch.tensor(detour).half().to(torch.float8_e4m3fn).view(torch.uint8)[0] == 0x38

@@ -64,3 +64,20 @@ def _packed_ptx(codes):
 
 # The interpreter runs no PTX.
 _packed = _arithmetic if triton.knobs.runtime.interpret else _packed_ptx
+
+
+@triton.jit
+def f32_to_e4m3(values):
+    """uint8 e4m3 codes of float32 `values`, any shape: to nearest, ties to even, saturating at +-448; NaN stays NaN.
+
+    By bits, on every architecture: sm_80 and sm_86 have no instruction, and Triton's conversion for those that have one
+    goes through float16 up to 3.8, which rounds twice. From 2^-6 on a code is the float's upper bits, rounded, with another
+    bias; below, adding 2^14 leaves multiples of 2^-9, rounded by the adder.
+    """
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - (120 << 3)
+    small = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    code = tl.where(magnitude < 0x3C800000, small.to(tl.int32, bitcast=True) - 0x46800000, normal)
+    code = tl.where(magnitude > 0x7F800000, 0x7F, tl.minimum(code, 0x7E))
+    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)

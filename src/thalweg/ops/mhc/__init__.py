@@ -9,15 +9,22 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.mhc import reference
 
-for _operation, _function in (
-    ("mhc_pre", reference.pre),
-    ("mhc_post", reference.post),
-    ("mhc_post_pre_norm", reference.post_pre_norm),
-    ("mhc_head", reference.head),
-):
-    dispatch.register(_operation, "reference", _function)
+_KERNELS = "thalweg.ops.mhc.triton"
+
+for _function in (reference.pre, reference.post, reference.post_pre_norm, reference.head):
+    _name = _function.__name__
+    dispatch.register(
+        f"mhc_{_name}",
+        "triton",
+        on_first_call(_KERNELS, _name),
+        triton_unsupported,
+        triton_avoided,
+        on_first_call(_KERNELS, f"{_name}_rejects"),
+    )
+    dispatch.register(f"mhc_{_name}", "reference", _function)
 
 
 def mhc_pre(

@@ -10,11 +10,25 @@ from torch import Tensor
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
+from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
 from thalweg.ops.norm_rope_store import reference
 
-dispatch.register("norm_rope_store", "reference", reference.kv_store)
-dispatch.register("norm_rope_q", "reference", reference.query)
-dispatch.register("rope_quantise_index_q", "reference", reference.index_query)
+_KERNELS = "thalweg.ops.norm_rope_store.triton"
+
+for _operation, _function in (
+    ("norm_rope_store", reference.kv_store),
+    ("norm_rope_q", reference.query),
+    ("rope_quantise_index_q", reference.index_query),
+):
+    dispatch.register(
+        _operation,
+        "triton",
+        on_first_call(_KERNELS, _function.__name__),
+        triton_unsupported,
+        triton_avoided,
+        on_first_call(_KERNELS, f"{_function.__name__}_rejects"),
+    )
+    dispatch.register(_operation, "reference", _function)
 
 _INTEGER = (torch.int32, torch.int64)
 
