@@ -32,6 +32,8 @@ _BODIES = {
     "void store_matrices(": "store_matrices_shim(to, four);",
     "void load_matrices(": "load_matrices_shim(four, from);",
     "u32 pack_bf16(": "return cvt_bf16x2(high, low);",
+    "u32 pack_f16(": "return halves(low, high);",
+    "u32 times(": "return cvt_bf16x2(half_at(pair, 1) * by.y, half_at(pair, 0) * by.x);",
     "float power(": "return exp2f(exponent);",
     "u32 thread_again(": "return threadIdx.x;",
 }

@@ -173,6 +173,17 @@ static inline u16 tobf(float f) {
 static inline u32 cvt_bf16x2(float hi, float lo) {
     return u32(tobf(hi)) << 16 | tobf(lo);
 }
+static inline u32 halves(float low, float high) {
+    _Float16 two[2] = {_Float16(low), _Float16(high)};
+    u32 pair;
+    memcpy(&pair, two, 4);
+    return pair;
+}
+static inline float half_at(u32 pair, int i) {
+    _Float16 two[2];
+    memcpy(two, &pair, 4);
+    return float(two[i]);
+}
 static inline float e4m3(u32 c) {
     int s = c >> 7, e = c >> 3 & 15, m = c & 7;
     if (e == 15 && m == 7) return NAN;

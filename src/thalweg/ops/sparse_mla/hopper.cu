@@ -98,7 +98,7 @@ constexpr int STAGES = 4;  // a tile's keys are handed over two blocks at a time
 struct Shared {
     u8 queries[QUERY_BLOCKS + V32][BLOCK];  // in v32 the last holds the keys' ROPE block, which is no value
     u8 keys[2][BLOCKS][BLOCK];
-    u8 weights[WEIGHTS][BLOCK];             // bf16 [heads, entries]
+    u8 weights[WEIGHTS][BLOCK];             // bf16 [heads, entries], in v32 float16
     u32 factors[SCALED][TILE][V32 ? 4 : 8];  // powers of two, twice as bf16, of the groups of codes of a row: seven of 64, or four of 128
     float rests[V32 ? SCALED : 1][4][TILE];  // v32: what the powers leave of a group's scale, in [1, 2): it meets scores and weights
     const u8* places[RING][TILE];   // a row's data
@@ -370,8 +370,17 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return pair;
 }
 
-__device__ __forceinline__ u32 times(u32 pair, float2 by) {  // of bf16, rounded once
-    return pack_bf16(__uint_as_float(pair << 16) * by.x, __uint_as_float(pair & 0xFFFF0000u) * by.y);
+__device__ __forceinline__ u32 pack_f16(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// Two of float16 times two numbers, as two of bf16.
+__device__ __forceinline__ u32 times(u32 pair, float2 by) {
+    float low, high;
+    asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.f32.f16 %0, a;\ncvt.f32.f16 %1, b;\n}\n" : "=f"(low), "=f"(high) : "r"(pair));
+    return pack_bf16(low * by.x, high * by.y);
 }
 
 // An operand of rows along the sum: blocks of 64 columns BLOCK bytes apart, 8 rows 1,024 bytes.
@@ -482,7 +491,8 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
             float first = power(fmaf(two[0], scale, least[i % 2])), second = power(fmaf(two[1], scale, least[i % 2]));
             total[i % 2] += first + second;
             pairs[i] = weights[4 * step + i] = pack_bf16(first, second);
-            if (V32) {  // this team's values are those of the first group
+            if (V32) {  // this team's values are those of the first group; the other team multiplies, and rounds to bf16 only then
+                pairs[i] = pack_f16(first, second);
                 float2 rest = *reinterpret_cast<const float2*>(s.rests[V32 ? n % SCALED : 0][0] + 8 * (2 * step + i / 2) + 2 * quad);
                 weights[4 * step + i] = pack_bf16(first * rest.x, second * rest.y);
             }
