@@ -33,6 +33,7 @@ for module in (each for each in rooms.kernel_modules() if each.endswith(".triton
         kernels.add(name)
         integers = {n for n, kind in variant.signature.items() if kind in ("i32", "i64")}
         names = ("lengths", "pages", "row_to_request", "starts", "ends", "indices", "extra_indices", "extra_lengths")
+        names += ("positions", "slots", "state_slots", "cache_slots")
         inputs = {n for n in names if n in variant.signature}
         for ones in (*({n} for n in sorted(integers)), integers, set()):
             general = {n: "*i64" if n in inputs and not ones else kind for n, kind in variant.signature.items()}

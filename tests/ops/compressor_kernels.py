@@ -93,7 +93,7 @@ class Requests:
             return got
         largest = b.abs().amax(1, keepdim=True)
         if self.layout == "exact":
-            assert ((a - b).abs() <= 1e-6 * b.abs() + 2e-6 * largest).all()
+            assert ((a - b).abs() <= 1e-6 * b.abs() + 5e-6 * largest).all()
         else:
             # A step of bf16 may become one of e4m3, and move a scale of a whole group by a power of two.
             assert ((a - b).abs() <= 2.0**-3 * b.abs() + 2.0**-8 * largest).all()

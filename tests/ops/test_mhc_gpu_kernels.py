@@ -106,7 +106,7 @@ def test_streams_beyond_2_gib_on_a_gpu() -> None:
     for begin in (0, 65_536, 69_000):
         some = slice(begin, begin + 40)
         part = large.rows(some)
-        close(out[some], mhc_post(part.y, part.streams, part.post, part.comb, implementation="reference"), 2e-6)
+        close(out[some], mhc_post(part.y, part.streams, part.post, part.comb, implementation="reference"), 5e-6)
         _, want_post, want_comb = mhc_pre(out[some], *site.mixer(), implementation="reference")
-        close(post[some], want_post, 2e-6)
-        close(comb[some], want_comb, 2e-6)
+        close(post[some], want_post, 5e-6)
+        close(comb[some], want_comb, 5e-6)

@@ -22,7 +22,7 @@ from thalweg.ops.variants import KernelVariant
 _POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MOST = 1024  # channels of an entry
-_TILE = 4096  # channels of the window's rows that a program reads at once
+_SLOTS = {4: 8, 128: 16}  # rows of the window that a program reads at once, by ratio; 8 of wide ones
 _SCAN = 1024  # rows whose owners are read at once
 
 
@@ -107,6 +107,9 @@ def compress_variant(
     pointers |= {"norm": _POINTERS[norm], "frequencies": "*fp32", "cache": layouts.POINTERS[layout]}
     strides = ("kv_row", "gate_row", "state_row", "ring_row", "ring_gate", "page_stride")
     ring = overlap_of(ratio)
+    warps = (
+        (8 if ratio == 4 else 16) if width >= 512 else 4
+    )  # a c128 entry is 512 KB for one program: many loads at once
     how = f"c{ratio}" + ("+hadamard" if rotate_hadamard else "")
     return KernelVariant(
         name=f"compressor/{how}/{layout}/width{width}/{_NAMES[kv]}/norm_{_NAMES[norm]}",
@@ -120,15 +123,15 @@ def compress_variant(
             "RATIO": ratio,
             "RING": ring,
             "HADAMARD": rotate_hadamard,
-            "SLOTS": min(ring, _TILE // min(width, 512)),
+            "SLOTS": _SLOTS[ratio] if width <= 512 else 8,
             "WIDTH": width,
             "LOG2": width.bit_length() - 1,
             "COLUMNS": 2 * width if ratio == 4 else width,
             "SCAN": _SCAN,
         },
         divisible_by_16=(*pointers, "width", "d", "pairs", *strides),
-        num_warps=8 if width >= 512 else 4,
-        max_registers=255,  # left alone, the assembler aims lower, and spills
+        num_warps=warps,
+        max_registers=min(255, 65536 // (32 * warps)),  # left alone, the assembler aims lower, and spills
         representative=kv == torch.float32
         and norm == torch.bfloat16
         and ((layout == "v4" and not rotate_hadamard) or (layout == "index_fp8" and ratio == 4)),

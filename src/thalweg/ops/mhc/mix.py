@@ -89,5 +89,5 @@ def mix_kernel(
                 sums = _product(stored, weights, sums)
     if MIX:
         result = tl.where((column == OUTPUTS)[None, :], squares[:, None], sums)
-        at = partial + (tl.program_id(1) * rows.to(tl.int64) + row)[:, None] * COLUMNS + column[None, :]
+        at = partial + (tl.program_id(1).to(tl.int64) * rows + row)[:, None] * COLUMNS + column[None, :]
         tl.store(at, result, mask=inside[:, None])

@@ -243,7 +243,11 @@ def finish_variant(
         divisible_by_16=(*pointers, "width", "stream_row", "stream"),
         num_warps=warps,
         max_registers=min(255, 65536 // (32 * warps)),
-        representative=norm is not None and width >= 4096 and dtype == torch.bfloat16,
+        representative=dtype == torch.bfloat16
+        and (
+            (norm == torch.bfloat16 and (width == 4096 or (width == 8192 and splits == choices.MOST_SPLITS)))
+            or (head and width == 4096 and splits == choices.MOST_SPLITS)
+        ),
     )
 
 
