@@ -92,10 +92,12 @@ def check(site: Site, tolerance: float = 5e-6, iterations: int = 3, alone: bool 
     close(comb, want_comb, tolerance)
     if not alone:
         return
-    assert torch.equal(mhc_post(site.y, site.streams, site.post, site.comb, implementation="triton"), out)
+    # Kernels of their own: a GPU's compiler may join other multiplications and additions in them.
+    close(mhc_post(site.y, site.streams, site.post, site.comb, implementation="triton"), out, tolerance)
     parts = mhc_pre(out, *site.mixer(), **often, implementation="triton")
     for got, want in zip(parts, (want_u, want_post, want_comb), strict=True):
         close(got, want, tolerance)
-    assert torch.equal(parts[1], post) and torch.equal(parts[2], comb)
+    close(parts[1], post, tolerance)
+    close(parts[2], comb, tolerance)
     head = mhc_head(out, *site.mixer(head=True), implementation="triton")
     close(head, mhc_head(out, *site.mixer(head=True), **reference), tolerance)

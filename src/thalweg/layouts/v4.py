@@ -8,7 +8,7 @@ Source: FlashMLA and SGLang's DeepSeek-V4 cache (April 2026).
 import torch
 
 from thalweg.layouts import sizes, work
-from thalweg.layouts.e4m3 import AMAX_FLOOR, E4M3_MAX, to_e4m3, ue8m0_ceil, ue8m0_value
+from thalweg.layouts.e4m3 import AMAX_FLOOR, over_e4m3_max, to_e4m3, ue8m0_ceil, ue8m0_value
 from thalweg.layouts.pages import allocate_pages, check_cache, page_view, split_slots
 
 NAME = "v4"
@@ -33,7 +33,7 @@ def encode(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The scale of 64 channels is max(amax, 1e-4) / 448 rounded up to a power of two.
     """
     nope = rows[:, : sizes.NOPE_DIM].float().unflatten(1, (_GROUPS, sizes.V4_SCALE_GROUP))
-    codes = ue8m0_ceil(nope.abs().amax(dim=-1).clamp(min=AMAX_FLOOR) / E4M3_MAX)
+    codes = ue8m0_ceil(over_e4m3_max(nope.abs().amax(dim=-1).clamp(min=AMAX_FLOOR)))
     scaled = nope / ue8m0_value(codes).unsqueeze(-1)
     data = torch.cat(
         [

@@ -129,6 +129,11 @@ def triton_avoided(device: torch.device) -> str | None:
     return None
 
 
+def triton_unproven(device: torch.device) -> str | None:
+    """As `triton_avoided`, of kernels whose tests have not all passed on a GPU."""
+    return triton_avoided(device) or "not all of its tests have passed on a GPU yet: must be forced"
+
+
 @functools.cache
 def _triton_missing() -> str | None:
     try:

@@ -12,7 +12,7 @@ from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
 from thalweg.ops.compressor import reference
 from thalweg.ops.compressor.plan import CompressPlan, overlap_of
-from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
+from thalweg.ops.hardware import on_first_call, triton_unproven, triton_unsupported
 
 __all__ = ["CompressPlan", "compress", "overlap_of"]
 
@@ -23,7 +23,7 @@ dispatch.register(
     "triton",
     on_first_call(_KERNELS, "compress"),
     triton_unsupported,
-    triton_avoided,
+    triton_unproven,
     on_first_call(_KERNELS, "compress_rejects"),
 )
 dispatch.register("compress", "reference", reference.compress)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_same_device, check_tensor, require
-from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
+from thalweg.ops.hardware import on_first_call, triton_unproven, triton_unsupported
 from thalweg.ops.mhc import reference
 
 _KERNELS = "thalweg.ops.mhc.triton"
@@ -21,7 +21,7 @@ for _function in (reference.pre, reference.post, reference.post_pre_norm, refere
         "triton",
         on_first_call(_KERNELS, _name),
         triton_unsupported,
-        triton_avoided,
+        triton_unproven,
         on_first_call(_KERNELS, f"{_name}_rejects"),
     )
     dispatch.register(f"mhc_{_name}", "reference", _function)

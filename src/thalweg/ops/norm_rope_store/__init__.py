@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg.layouts.registry import layout_of
 from thalweg.ops import dispatch
 from thalweg.ops.checks import FLOATING, check_inverse_frequencies, check_same_device, check_tensor, require
-from thalweg.ops.hardware import on_first_call, triton_avoided, triton_unsupported
+from thalweg.ops.hardware import on_first_call, triton_unproven, triton_unsupported
 from thalweg.ops.norm_rope_store import reference
 
 _KERNELS = "thalweg.ops.norm_rope_store.triton"
@@ -25,7 +25,7 @@ for _operation, _function in (
         "triton",
         on_first_call(_KERNELS, _function.__name__),
         triton_unsupported,
-        triton_avoided,
+        triton_unproven,
         on_first_call(_KERNELS, f"{_function.__name__}_rejects"),
     )
     dispatch.register(_operation, "reference", _function)
