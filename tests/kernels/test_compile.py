@@ -216,6 +216,38 @@ extern "C" __global__ void __launch_bounds__(1024, 2) some(float* out) {
     assert "does not compile" in wrong and 'identifier "nothing" is undefined' in wrong
 
 
+def test_products_that_the_assembler_makes_wait_for_one_another_are_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that are touched while products run; seen: attention on Hopper lost a fifth of its speed to such a wait, silently."""
+    (tmp_path / "some.cu").write_text(
+        """
+extern "C" __global__ void some(float* out, unsigned long long a) {
+    float s[4] = {out[0], out[1], out[2], out[3]};
+    for (int turn = 0; turn < 4; ++turn) {
+        asm volatile("wgmma.fence.sync.aligned;\\n"
+                     "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, 1, 1, 1, 0, 0;"
+                     : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]) : "l"(a));
+        if (TOUCHED) s[1] *= 2.0f;
+        asm volatile("wgmma.commit_group.sync.aligned;\\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    }
+    for (int i = 0; i < 4; ++i) out[threadIdx.x * 4 + i] = s[i];
+}
+"""
+    )
+    monkeypatch.setattr(cuda, "_FOLDER", tmp_path)
+
+    def problems(touched: int) -> list[str]:
+        variant = cuda.CudaVariant(
+            "some", "some.cu", "some", {"TOUCHED": touched}, {"out": "p", "a": "l"}, 128, 0, matrix=True
+        )
+        return compiler._compile_cuda(variant, "sm_90").problems()
+
+    assert problems(0) == []
+    (problem,) = problems(1)
+    assert problem.startswith("some on sm_90: wgmma.mma_async instructions are serialized")
+
+
 def test_cuda_kernels_of_every_room_compile_for_hopper_alone() -> None:
     on_hopper, elsewhere = hardware.by_architecture("sm_90"), hardware.by_architecture("sm_120")
     modules = [module for module in rooms.kernel_modules() if module.endswith(".hopper")]

@@ -39,6 +39,9 @@ class Compiled:
     spills: int = 0  # a thread: bytes stored and loaded (NVIDIA), vector registers (AMD)
     matrix: dict[str, int] = field(default_factory=dict)  # instructions in the code, {"wgmma e4m3": 8}
     notes: tuple[str, ...] = ()  # what the assembler warns of
+    notes_are_problems: bool = (
+        False  # of code written by hand for the architecture; of Triton's they are its compiler's
+    )
     error: str | None = None
 
     def problems(self) -> list[str]:
@@ -53,6 +56,8 @@ class Compiled:
         if self.spills:
             unit = "registers" if self.architecture.startswith("gfx") else "bytes of registers"
             found.append(f"{where} spills {self.spills:,} {unit} a thread; it may spill none")
+        if self.notes_are_problems:
+            found += [f"{where}: {note}" for note in self.notes]
         if self.matrix_wanted and not self.matrix:
             found.append(f"{where} has a matrix product and no tensor-core instruction")
         return found
@@ -97,7 +102,7 @@ def compile_variant(module: str, name: str, architecture: str) -> Compiled:
         registers=registers,
         spills=spills,
         matrix=matrix_instructions(compiled.asm["ptx" if hardware.backend == "cuda" else "amdgcn"]),
-        notes=tuple(re.findall(r"Potential Performance Loss: (.+?)(?: in the function.*)?$", text, re.MULTILINE)),
+        notes=_notes(text),
     )
 
 
@@ -121,7 +126,14 @@ def _compile_cuda(variant: cuda.CudaVariant, architecture: str) -> Compiled:
         registers=registers,
         spills=spills,
         matrix=matrix_instructions(assembly),
+        notes=_notes(report),
+        notes_are_problems=True,
     )
+
+
+def _notes(report: str) -> tuple[str, ...]:
+    """What the assembler says that costs time: products that wait for one another, for example."""
+    return tuple(re.findall(r"Potential Performance Loss: (.+?)(?: in the function.*)?$", report, re.MULTILINE))
 
 
 def compile_triton(variant: KernelVariant, hardware: Hardware) -> Any:

@@ -94,10 +94,10 @@ __device__ __noinline__ void bring_groups(const u32* source, int count, int leng
 }
 
 // Scores the entries of `count` groups again, by all blocks of the cluster, and leaves their keys in `out` in the order of the
-// groups' places.
-__device__ __noinline__ void score_again(const u8* keys, const float* scales, const u8* q, const float* weights,
-                                         const int* table, u32* out, int row, int count, int length, int heads, int pool,
-                                         int page_keys, i64 q_row, i64 q_head, i64 page_stride, i64 scale_stride) {
+// groups' places. Inline: across a call the assembler would make its products wait for one another.
+__device__ __forceinline__ void score_again(const u8* keys, const float* scales, const u8* q, const float* weights,
+                                            const int* table, u32* out, int row, int count, int length, int heads, int pool,
+                                            int page_keys, i64 q_row, i64 q_head, i64 page_stride, i64 scale_stride) {
     Shared& s = shared();
     int rank = cluster_rank(), blocks = cluster_size(), team = threadIdx.x / MATH, mate = threadIdx.x % MATH;
     if (team == 0) load_queries<1, HEAD_COUNT>(s.queries, s.weight, q, weights, row, 1, heads, q_row, q_head, mate, MATH);

@@ -433,7 +433,8 @@ __device__ __forceinline__ void weigh(Shared& s, u32 n, float scale, float (&top
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 float2 rest = make_float2(1.0f, 1.0f);
-                if (group < STAGES) rest = *reinterpret_cast<const float2*>(s.rests[V32 ? n % SCALED : 0][group % 4] + 8 * j + 2 * (thread_again() % 4));
+                const float* rests = s.rests[V32 ? n % SCALED : 0][group % 4] + 2 * (thread_again() % 4);
+                if (group < STAGES) rest = *reinterpret_cast<const float2*>(rests + 8 * j);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) scores[4 * j + i] = fmaf(part[4 * j + i], i % 2 ? rest.y : rest.x, group ? scores[4 * j + i] : 0.0f);
             }
@@ -678,7 +679,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
                 const float* two = sums + 4 * j + 2 * r;
-                store_two(staged(s, own_head(thread_again() % TEAM) + 8 * r, channel_at(j / 8, j % 8) + column), two[0] * shares[r], two[1] * shares[r]);
+                u32 h = own_head(thread_again() % TEAM) + 8 * r;
+                store_two(staged(s, h, channel_at(j / 8, j % 8) + column), two[0] * shares[r], two[1] * shares[r]);
             }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
