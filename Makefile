@@ -22,7 +22,7 @@ demo: $(STAMP)
 	$(BIN)/thalweg generate --stats --temperature 0.6 --seed 3 --max-tokens 300 "def read_lines(path):"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 check: $(STAMP)
 	$(BIN)/ruff check .

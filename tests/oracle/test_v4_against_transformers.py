@@ -84,9 +84,10 @@ def test_a_prompt_read_at_once(length: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_a_prompt_read_in_chunks(chunk: int) -> None:
-    """Chunks of one are token-by-token decoding. Rows are causal: 2,049 of them contain every shorter prompt."""
+    """Chunks of one are token-by-token decoding (769 of them). Rows are causal: 2,049 contain every shorter prompt."""
     this = case(LONG)
-    logits = PagedRun(this.model, 1, len(this.tokens), "exact").prefill(0, this.tokens, chunk)
+    tokens = this.tokens[:769] if chunk == 1 else this.tokens
+    logits = PagedRun(this.model, 1, len(tokens), "exact").prefill(0, tokens, chunk)
     assert this.difference(logits) < TOLERANCE
 
 

@@ -33,6 +33,9 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
 
 
+pytestmark = pytest.mark.xdist_group("foreign")  # one bundle for all
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of each card: sm_80's scores of e4m3 and fills, sm_89's scores of one row."""
