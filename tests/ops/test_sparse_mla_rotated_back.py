@@ -37,8 +37,7 @@ def test_the_reference_turns_pairs_of_the_last_channels_by_minus_the_angle(layou
         np.testing.assert_allclose(lse[row].numpy(), want_lse, rtol=2e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("split", [1, 2, 5])
+@pytest.mark.parametrize(("split", "dtype"), [(1, torch.int64), (2, torch.int32), (5, torch.int64)])
 def test_the_kernels_turn_back_with_and_without_splits(
     split: int, dtype: torch.dtype, splits: dict[str, int], spoiled_attention: None
 ) -> None:
