@@ -9,7 +9,7 @@ import torch
 
 from tests.ops import emulated
 from tests.ops.attention_inputs import attention, filled, live_rows
-from tests.ops.attention_kernels import DEVICE, Inputs, agrees, back_from, check, made
+from tests.ops.attention_kernels import DEVICE, SCALE, Inputs, agrees, back_from, check, made
 from tests.ops.builders import randn, seeded
 from thalweg.errors import UserError
 from thalweg.ops import sparse_mla
@@ -113,3 +113,11 @@ def test_what_cannot_be_turned_back_is_refused() -> None:
     inputs.rotate_back = positions, frequencies
     with pytest.raises(ValueError, match="rows of 576, whose values lack the rope channels"):
         inputs.run("reference")
+
+
+def test_half_of_what_a_turn_needs_is_no_turn_left_out() -> None:
+    inputs = made("v4", 1, 2, 64)
+    with pytest.raises(ValueError, match="rotate_back: got None in it, needs positions and inverse_frequencies"):
+        sparse_mla(
+            inputs.q, inputs.cache, inputs.indices, scale=SCALE, rotate_back=(torch.zeros(1, dtype=torch.int32), None)
+        )

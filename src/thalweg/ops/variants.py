@@ -8,6 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+# Triton's types of pointers to what activations and norm weights are made of, and the same in names of variants.
+FLOAT_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+FLOAT_NAMES = {dtype: pointer.removeprefix("*") for dtype, pointer in FLOAT_POINTERS.items()}
+
+
+def packed(tensor: torch.Tensor) -> torch.Tensor:
+    """As kernels read it: the last dimension side by side, any distance in the others."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
 
 @dataclass(frozen=True)
 class KernelVariant:

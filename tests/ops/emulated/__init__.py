@@ -67,6 +67,6 @@ def _for_a_cpu(text: str) -> str:
         begin = text.index("{", text.index(start))
         text = text[:begin] + "{ " + body + " }\n" + text[text.index("\n}\n", begin) + 3 :]
     text = re.sub(r'asm volatile\("setmaxnreg[^;]*;"\);', "", text)
-    text = re.sub(r'asm volatile\("(cp\.async\.wait_all|griddepcontrol\.\w+);" ::: "memory"\);', "", text)
+    text = re.sub(r'asm volatile\("(griddepcontrol\.\w+);" ::: "memory"\);', "", text)
     assert "asm" not in text, "an instruction that shim.h does not have"
     return text

@@ -154,6 +154,7 @@ static inline void barrier_wait(u64* p, u32 par) {
     b.c.wait(l, [&] { return (b.phase & 1) != par; });
 }
 static inline void fence_for_async() {}
+static inline void copies_wait() {}
 static inline void products_begin() {}
 static inline void products_wait() {}
 static inline u32 shared_address(const void* p) {

@@ -17,10 +17,8 @@ from thalweg.ops.checks import debug_checks, in_pool
 from thalweg.ops.compressor.plan import CompressPlan, overlap_of
 from thalweg.ops.compressor.pool import compress_kernel
 from thalweg.ops.device import store as layouts
-from thalweg.ops.variants import KernelVariant
+from thalweg.ops.variants import FLOAT_NAMES, FLOAT_POINTERS, KernelVariant, packed
 
-_POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _MOST = 1024  # channels of an entry
 _SLOTS = {4: 8, 128: 16}  # rows of the window that a program reads at once, by ratio; 8 of wide ones
 _SCAN = 1024  # rows whose owners are read at once
@@ -48,7 +46,7 @@ def compress(
         return
     d = norm_weight.numel()
     layout = layout_of(cache).NAME
-    elements, kv, gate = layouts.elements(cache), _packed(kv), _packed(gate)
+    elements, kv, gate = layouts.elements(cache), packed(kv), packed(gate)
     first = torch.tensor(eps, dtype=torch.float32).item()
     variant = compress_variant(layout, layouts.width_of(layout, d), ratio, rotate_hadamard, kv.dtype, norm_weight.dtype)
     variant.launch(
@@ -60,11 +58,6 @@ def compress(
         kv.stride(0), gate.stride(0), state.stride(0), state.stride(1), state.stride(2), elements.stride(0),
         first, eps - first,
     )  # fmt: skip
-
-
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """Channels side by side; any distance between rows."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _check(plan: CompressPlan, ratio: int, states: int, pool: int) -> None:
@@ -102,9 +95,9 @@ def compress_variant(
     layout: str, width: int, ratio: int, rotate_hadamard: bool, kv: torch.dtype, norm: torch.dtype
 ) -> KernelVariant:
     """The kernel for entries of up to `width` channels."""
-    pointers = dict.fromkeys(("kv", "gate"), _POINTERS[kv]) | dict.fromkeys(("state", "ape"), "*fp32")
+    pointers = dict.fromkeys(("kv", "gate"), FLOAT_POINTERS[kv]) | dict.fromkeys(("state", "ape"), "*fp32")
     pointers |= dict.fromkeys(("positions", "state_slots", "cache_slots"), "*i32")
-    pointers |= {"norm": _POINTERS[norm], "frequencies": "*fp32", "cache": layouts.POINTERS[layout]}
+    pointers |= {"norm": FLOAT_POINTERS[norm], "frequencies": "*fp32", "cache": layouts.POINTERS[layout]}
     strides = ("kv_row", "gate_row", "state_row", "ring_row", "ring_gate", "page_stride")
     ring = overlap_of(ratio)
     warps = (
@@ -112,7 +105,7 @@ def compress_variant(
     )  # a c128 entry is 512 KB for one program: many loads at once
     how = f"c{ratio}" + ("+hadamard" if rotate_hadamard else "")
     return KernelVariant(
-        name=f"compressor/{how}/{layout}/width{width}/{_NAMES[kv]}/norm_{_NAMES[norm]}",
+        name=f"compressor/{how}/{layout}/width{width}/{FLOAT_NAMES[kv]}/norm_{FLOAT_NAMES[norm]}",
         kernel=compress_kernel,
         signature=pointers
         | dict.fromkeys(("rows", "width", "d", "pairs", "states", "pool", "page_slots"), "i32")
@@ -143,7 +136,7 @@ def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     widths = [(layout, width) for layout, width in layouts.WIDTHS.items()]
     widths += [("exact", width) for width in layouts.EXACT_WIDTHS]
     for (layout, width), ratio in itertools.product(widths, (4, 128)):
-        for kv, norm in itertools.product(_POINTERS, repeat=2):
+        for kv, norm in itertools.product(FLOAT_POINTERS, repeat=2):
             yield compress_variant(layout, width, ratio, False, kv, norm)
             if layout not in ("v32", "mla_bf16"):  # rows of 576 channels have no rotation
                 yield compress_variant(layout, width, ratio, True, kv, norm)

@@ -73,12 +73,12 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, u32 bytes
                  : "memory");
 }
 
-// 4 bytes, that this thread waits for in `words_copied`; a barrier makes them everybody's.
+// 4 bytes, that this thread waits for in `copies_wait`; a barrier makes them everybody's.
 __device__ __forceinline__ void copy_word(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-__device__ __forceinline__ void words_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // An operand whose rows of 128 bytes begin at an address divisible by 1,024.
 __device__ __forceinline__ u64 operand(const void* rows) {

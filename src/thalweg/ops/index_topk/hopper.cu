@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
         }
     }
-    words_copied();
+    copies_wait();
     __syncthreads();
     for (int place = thread; place < k; place += THREADS) {
         int index = place < length ? place : -1, slot = -1;

@@ -18,7 +18,7 @@ from thalweg.ops import hardware
 from thalweg.ops.mhc import choice as choices
 from thalweg.ops.mhc.finish import finish_kernel
 from thalweg.ops.mhc.mix import mix_kernel
-from thalweg.ops.variants import KernelVariant
+from thalweg.ops.variants import KernelVariant, packed
 
 STREAMS = 4
 _POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -36,7 +36,7 @@ def pre(
     iterations: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.mhc_pre`."""
-    streams = _packed(streams)
+    streams = packed(streams)
     partial = _mix(None, streams, fn)
     return _finish(streams, partial, scale, base, None, norm_eps, hc_eps, iterations)
 
@@ -44,7 +44,7 @@ def pre(
 def post(y: torch.Tensor, streams: torch.Tensor, post_weight: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     """See `thalweg.ops.mhc_post`."""
     out = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    _mix((y, post_weight, comb, out), _packed(streams), None)
+    _mix((y, post_weight, comb, out), packed(streams), None)
     return out
 
 
@@ -63,7 +63,7 @@ def post_pre_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.mhc_post_pre_norm`."""
     out = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
-    partial = _mix((y, post_weight, comb, out), _packed(streams), fn)
+    partial = _mix((y, post_weight, comb, out), packed(streams), fn)
     u, next_post, next_comb = _finish(out, partial, scale, base, norm_weight, norm_eps, hc_eps, iterations)
     return out, u, next_post, next_comb
 
@@ -72,7 +72,7 @@ def head(
     streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, norm_eps: float, hc_eps: float
 ) -> torch.Tensor:
     """See `thalweg.ops.mhc_head`."""
-    streams = _packed(streams)
+    streams = packed(streams)
     return _finish(streams, _mix(None, streams, fn), scale, base, None, norm_eps, hc_eps, 0)[0]
 
 
@@ -90,14 +90,14 @@ def _mix(
     if behind is None:
         y = post_weight = comb = out = streams
     else:
-        y, post_weight, comb = _packed(behind[0]), behind[1].float().contiguous(), behind[2].float().contiguous()
+        y, post_weight, comb = packed(behind[0]), behind[1].float().contiguous(), behind[2].float().contiguous()
         out = behind[3]
     is_head = fn is not None and fn.shape[0] == _OUTPUTS[True]
     variant = mix_variant(chosen, streams.dtype, behind is not None, fn is not None, is_head)
     if fn is None:
         fn = partial = streams
     else:
-        fn = _packed(fn)
+        fn = packed(fn)
         columns = variant.constexprs["COLUMNS"]
         partial = torch.empty(splits, rows, columns, dtype=torch.float32, device=streams.device)
     if rows and width:
@@ -141,11 +141,6 @@ def _finish(
             rows, width, partial.shape[0], iterations, mixing, streams.stride(0), streams.stride(1), norm_eps, hc_eps,
         )  # fmt: skip
     return u, post_weight, comb
-
-
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """Channels side by side; any distance between rows, and between streams."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def pre_rejects(streams, fn, scale, base, norm_eps, hc_eps, iterations) -> str | None:

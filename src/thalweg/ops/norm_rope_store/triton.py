@@ -18,10 +18,8 @@ from thalweg.ops.checks import debug_checks, in_pool
 from thalweg.ops.device import store as layouts
 from thalweg.ops.norm_rope_store.query import index_query_kernel, query_kernel
 from thalweg.ops.norm_rope_store.store import store_kernel
-from thalweg.ops.variants import KernelVariant
+from thalweg.ops.variants import FLOAT_NAMES, FLOAT_POINTERS, KernelVariant, packed
 
-_POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float16: "*fp16"}
-_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 _TILE = 4096  # channels of a program of queries
 _QUERY_WIDTHS = (128, 512)  # what variants are compiled for: the indexer's and the models' heads; others up to the tile
 
@@ -43,7 +41,7 @@ def kv_store(
     if rows == 0:
         return
     layout = layout_of(cache).NAME
-    elements, kv = layouts.elements(cache), _packed(kv)
+    elements, kv = layouts.elements(cache), packed(kv)
     first = torch.tensor(eps, dtype=torch.float32).item()
     store_variant(layout, layouts.width_of(layout, channels), kv.dtype, norm_weight.dtype).launch(
         (rows,),
@@ -55,7 +53,7 @@ def kv_store(
 
 def query(q: torch.Tensor, inverse_frequencies: torch.Tensor, positions: torch.Tensor, eps: float) -> torch.Tensor:
     """See `thalweg.ops.norm_rope_q`."""
-    q = _packed(q)
+    q = packed(q)
     rows, heads, channels = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel():
@@ -77,7 +75,7 @@ def index_query(
     quantise: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `thalweg.ops.rope_quantise_index_q`."""
-    q, weights = _packed(q), _packed(weights)
+    q, weights = packed(q), packed(weights)
     rows, heads, channels = q.shape
     kind = torch.float8_e4m3fn if quantise else torch.float32
     out = torch.empty(q.shape, dtype=kind, device=q.device)
@@ -91,11 +89,6 @@ def index_query(
             heads, channels, inverse_frequencies.numel(), q.stride(0), q.stride(1), weights.stride(0),
         )  # fmt: skip
     return out, folded
-
-
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """Channels side by side; any distance between rows and heads."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _width(channels: int) -> int:
@@ -131,10 +124,10 @@ def _rejects(q: torch.Tensor) -> str | None:
 @functools.cache
 def store_variant(layout: str, width: int, kv: torch.dtype, norm: torch.dtype) -> KernelVariant:
     """The kernel that stores rows of a layout."""
-    pointers = {"kv": _POINTERS[kv], "norm": _POINTERS[norm], "frequencies": "*fp32", "positions": "*i32"}
+    pointers = {"kv": FLOAT_POINTERS[kv], "norm": FLOAT_POINTERS[norm], "frequencies": "*fp32", "positions": "*i32"}
     pointers |= {"cache": layouts.POINTERS[layout], "slots": "*i32"}
     return KernelVariant(
-        name=f"norm_rope_store/{layout}/width{width}/{_NAMES[kv]}/norm_{_NAMES[norm]}",
+        name=f"norm_rope_store/{layout}/width{width}/{FLOAT_NAMES[kv]}/norm_{FLOAT_NAMES[norm]}",
         kernel=store_kernel,
         signature=pointers
         | dict.fromkeys(("channels", "normed", "pairs", "pool", "page_slots"), "i32")
@@ -150,10 +143,10 @@ def store_variant(layout: str, width: int, kv: torch.dtype, norm: torch.dtype) -
 @functools.cache
 def query_variant(width: int, dtype: torch.dtype) -> KernelVariant:
     """The kernel for queries of up to `width` channels a head."""
-    kind = _POINTERS[dtype]
+    kind = FLOAT_POINTERS[dtype]
     pointers = {"q": kind, "frequencies": "*fp32", "positions": "*i32", "out": kind}
     return KernelVariant(
-        name=f"norm_rope_store/q/width{width}/{_NAMES[dtype]}",
+        name=f"norm_rope_store/q/width{width}/{FLOAT_NAMES[dtype]}",
         kernel=query_kernel,
         signature=pointers
         | dict.fromkeys(("heads", "channels", "pairs"), "i32")
@@ -168,11 +161,11 @@ def query_variant(width: int, dtype: torch.dtype) -> KernelVariant:
 @functools.cache
 def index_query_variant(width: int, dtype: torch.dtype, rotate_hadamard: bool, quantise: bool) -> KernelVariant:
     """The kernel for the indexer's queries."""
-    pointers = {"q": _POINTERS[dtype], "weights": "*fp32", "frequencies": "*fp32", "positions": "*i32"}
+    pointers = {"q": FLOAT_POINTERS[dtype], "weights": "*fp32", "frequencies": "*fp32", "positions": "*i32"}
     pointers |= {"out": "*u8" if quantise else "*fp32", "folded": "*fp32"}
     parts = ["hadamard"] * rotate_hadamard + ["e4m3" if quantise else "plain"]
     return KernelVariant(
-        name=f"norm_rope_store/index_q/width{width}/{_NAMES[dtype]}/{'+'.join(parts)}",
+        name=f"norm_rope_store/index_q/width{width}/{FLOAT_NAMES[dtype]}/{'+'.join(parts)}",
         kernel=index_query_kernel,
         signature=pointers
         | dict.fromkeys(("heads", "channels", "pairs"), "i32")
@@ -191,12 +184,12 @@ def index_query_variant(width: int, dtype: torch.dtype, rotate_hadamard: bool, q
 
 def variants(hardware: hardware.Hardware) -> Iterable[KernelVariant]:
     """Every configuration that the operations can choose for the models' widths."""
-    for kv, norm in itertools.product(_POINTERS, repeat=2):
+    for kv, norm in itertools.product(FLOAT_POINTERS, repeat=2):
         for layout in layouts.WIDTHS:
             yield store_variant(layout, layouts.WIDTHS[layout], kv, norm)
         for width in layouts.EXACT_WIDTHS:
             yield store_variant("exact", width, kv, norm)
-    for width, dtype in itertools.product(_QUERY_WIDTHS, _POINTERS):
+    for width, dtype in itertools.product(_QUERY_WIDTHS, FLOAT_POINTERS):
         yield query_variant(width, dtype)
         for rotate_hadamard, quantise in itertools.product((True, False), repeat=2):
             yield index_query_variant(width, dtype, rotate_hadamard, quantise)

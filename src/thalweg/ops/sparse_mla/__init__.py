@@ -72,7 +72,11 @@ def sparse_mla(
         _check_list("extra indices", *extra, rows, width)
     extra_cache, extra_indices, extra_lengths = extra or (None, None, None)
     positions, frequencies = rotate_back or (None, None)
-    if positions is not None and frequencies is not None:
+    if rotate_back is not None:
+        if positions is None or frequencies is None:
+            raise ValueError(
+                "rotate_back: got None in it, needs positions and inverse_frequencies, or None for the whole"
+            )
         require(width == reference.VALUE_DIM, f"rotate_back: rows of {width}, whose values lack the rope channels")
         check_tensor("positions", positions, (rows,), _INTEGER)
         check_inverse_frequencies(frequencies, width)

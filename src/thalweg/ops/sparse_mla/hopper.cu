@@ -45,8 +45,6 @@ __device__ __forceinline__ void copies_arrive(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-__device__ __forceinline__ void chunks_copied() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // Where kernels are launched to overlap: this one's work begins when the kernel before it has ended; the one after it may be launched.
 __device__ __forceinline__ void wait_for_the_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_the_next_kernel_come() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -649,7 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 mate = thread % TEAM;
     if (team == 2) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        chunks_copied();
+        copies_wait();
         fence_for_async();
         named_barrier(1, TEAM);
         float sums[64], top[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f}, shares[2];
